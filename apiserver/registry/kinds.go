@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+// Kinds returns every kind that the API serves, in the order of the discovery
+// documents. The function of each is in the file that bears its name.
+func Kinds() []Kind {
+	return []Kind{
+		configMapKind(),
+	}
+}
