@@ -1,0 +1,66 @@
+# The two commands that most people need:
+#   make up      install what is missing, build, start a lab, say what to type next
+#   make test    the same set-up, then every test (layers 0 to 4 of docs/testing.md)
+# Both run as root, or through sudo where the user is not root.
+SHELL := /bin/bash
+GO := $(shell internal/tools/find-go.sh)
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
+# One set of flags everywhere, so that one build cache serves all.
+export GOFLAGS := -buildvcs=false
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -X github.com/kplab/kplab/cluster.version=$(VERSION)
+# Everything but the commands runs under the race detector; the commands hold the
+# embedded kubectl, whose race build alone costs minutes.
+PACKAGES = $(shell $(GO) list ./... | grep -v /cmd/)
+TEST = $(SUDO) env "PATH=$(dir $(GO)):$$PATH" KPLAB_BIN=$(CURDIR)/bin $(GO) test -count=1
+
+.PHONY: up down build setup test verify test-unit test-netns test-script test-long bench generate clean
+.DELETE_ON_ERROR:
+
+up: build
+	$(SUDO) bin/kplab up -d
+
+down: build
+	$(SUDO) bin/kplab down
+
+build: setup
+	$(GO) build -ldflags '$(LDFLAGS)' -o bin/kplab ./cmd/kplab
+
+setup:
+	internal/tools/setup.sh
+
+test: build bin/kubectl-1.32 verify
+	$(TEST) -race -timeout 20m $(PACKAGES)
+	$(TEST) -timeout 15m ./cmd/...
+
+verify: setup bin/golangci-lint
+	internal/tools/verify.sh
+
+test-unit: setup
+	$(TEST) -race -short $(PACKAGES)
+
+test-netns: setup
+	$(TEST) -race ./internal/... ./sandbox/... ./cni/... ./node/... ./proxy/...
+
+test-script: build bin/kubectl-1.32
+	$(TEST) ./cmd/...
+
+test-long: build bin/kubectl-1.32 verify
+	KPLAB_LONG=1 $(TEST) -race -timeout 120m $(PACKAGES)
+	KPLAB_LONG=1 $(TEST) -timeout 60m ./cmd/...
+
+bench: build
+	$(TEST) -run '^$$' -bench . -benchtime 1x ./cluster/bench
+
+generate: setup
+	$(GO) generate ./...
+
+clean:
+	rm -rf bin
+
+# Tools of their own modules, so that their dependencies are not ours.
+bin/kubectl-1.32: internal/tools/kubectl132/go.sum internal/tools/kubectl132/main.go
+	cd internal/tools/kubectl132 && $(GO) build -o $(CURDIR)/$@ .
+
+bin/golangci-lint: internal/tools/lint/go.sum
+	cd internal/tools/lint && $(GO) build -o $(CURDIR)/$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint

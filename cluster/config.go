@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cluster puts a lab together: it is the only package that names every
+// part. It holds the ordered list of the parts with their start, their readiness
+// and their stop, the settings of a lab, the record of what a lab owns on the
+// host, and the barrier that `kplab settle` waits at.
+//
+// The main path is [Start] in lab.go; read it first.
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"reflect"
+	"regexp"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+// DefaultName is the lab that a command means when no name is given.
+const DefaultName = "kplab"
+
+// The only version and kind of a settings file.
+const (
+	configAPIVersion = "kplab/v1alpha1"
+	configKind       = "Lab"
+)
+
+// Role says what a node is for.
+type Role string
+
+// The two roles. A control-plane node carries upstream's NoSchedule taint and
+// the address at which the API is reached inside the lab.
+const (
+	ControlPlane Role = "control-plane"
+	Worker       Role = "worker"
+)
+
+// Config holds the settings of a lab: what a `Lab` file may say. The zero value
+// of a field means its default (see [Config.SetDefaults]).
+type Config struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	// Name of the lab; two labs with different names never meet.
+	Name string `json:"name,omitempty"`
+	// Nodes in order; the first control-plane node serves the API.
+	Nodes      []NodeConfig `json:"nodes,omitempty"`
+	Networking Networking   `json:"networking,omitempty"`
+	Proxy      ProxyConfig  `json:"proxy,omitempty"`
+	// Disposable leaves out the fsync of each write: faster, and a power cut
+	// may cost the last writes. For labs that are thrown away.
+	Disposable bool `json:"disposable,omitempty"`
+}
+
+// NodeConfig describes one simulated node.
+type NodeConfig struct {
+	Name string `json:"name"`
+	Role Role   `json:"role,omitempty"`
+	// Address in Networking.NodeSubnet.
+	Address netip.Addr `json:"address,omitempty"`
+	// PodCIDR is the block of pod addresses of this node.
+	PodCIDR netip.Prefix `json:"podCIDR,omitempty"`
+	// Labels are added to those that every node has.
+	Labels map[string]string `json:"labels,omitempty"`
+}
+
+// Networking holds the address plan of a lab.
+type Networking struct {
+	NodeSubnet    netip.Prefix `json:"nodeSubnet,omitempty"`
+	PodSubnet     netip.Prefix `json:"podSubnet,omitempty"`
+	ServiceSubnet netip.Prefix `json:"serviceSubnet,omitempty"`
+	// Outside is the address of the client that is no node and no pod.
+	Outside   netip.Addr `json:"outside,omitempty"`
+	DNSDomain string     `json:"dnsDomain,omitempty"`
+	// MTU of the node network and of the pods, in bytes.
+	MTU int `json:"mtu,omitempty"`
+}
+
+// ProxyConfig holds the settings of the Service proxy.
+type ProxyConfig struct {
+	Mode string `json:"mode,omitempty"`
+}
+
+// LoadConfig reads a `Lab` file. Fields that are not known are errors, so that
+// a slip of the pen does not silently mean the default.
+func LoadConfig(path string) (Config, error) {
+	var c Config
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return c, fmt.Errorf("read the lab's settings: %w", err)
+	}
+	if err := yaml.UnmarshalStrict(data, &c); err != nil {
+		return c, fmt.Errorf("settings file %s: %w", path, err)
+	}
+	if c.APIVersion != configAPIVersion || c.Kind != configKind {
+		return c, fmt.Errorf("settings file %s: want apiVersion %s and kind %s, found %q and %q",
+			path, configAPIVersion, configKind, c.APIVersion, c.Kind)
+	}
+	return c, nil
+}
+
+// SetDefaults fills what is not set: nodes master, node1 and node2 (or as many
+// workers as nodes says, which counts the master; 0 means 3), the address plan
+// of the tutorials and proxy mode iptables.
+func (c *Config) SetDefaults(nodes int) {
+	c.APIVersion, c.Kind = configAPIVersion, configKind
+	if c.Name == "" {
+		c.Name = DefaultName
+	}
+	n := &c.Networking
+	if !n.NodeSubnet.IsValid() {
+		n.NodeSubnet = netip.MustParsePrefix("10.0.0.0/24")
+	}
+	if !n.PodSubnet.IsValid() {
+		n.PodSubnet = netip.MustParsePrefix("10.244.0.0/16")
+	}
+	if !n.ServiceSubnet.IsValid() {
+		n.ServiceSubnet = netip.MustParsePrefix("10.96.0.0/12")
+	}
+	if !n.Outside.IsValid() {
+		n.Outside = nth(n.NodeSubnet, 200)
+	}
+	if n.DNSDomain == "" {
+		n.DNSDomain = "cluster.local"
+	}
+	if n.MTU == 0 {
+		n.MTU = 1500
+	}
+	if c.Proxy.Mode == "" {
+		c.Proxy.Mode = "iptables"
+	}
+	if len(c.Nodes) == 0 {
+		if nodes == 0 {
+			nodes = 3
+		}
+		c.Nodes = append(c.Nodes, NodeConfig{Name: "master", Role: ControlPlane})
+		for i := 1; i < nodes; i++ {
+			c.Nodes = append(c.Nodes, NodeConfig{Name: fmt.Sprintf("node%d", i), Role: Worker})
+		}
+	}
+	for i := range c.Nodes {
+		node := &c.Nodes[i]
+		if node.Role == "" {
+			node.Role = Worker
+		}
+		if !node.Address.IsValid() {
+			node.Address = nth(n.NodeSubnet, 131+i)
+		}
+		if !node.PodCIDR.IsValid() {
+			node.PodCIDR = block(n.PodSubnet, i)
+		}
+	}
+}
+
+// nth returns the address number i of an IPv4 prefix, or the zero address when
+// the prefix does not hold it.
+func nth(p netip.Prefix, i int) netip.Addr {
+	a := p.Masked().Addr().As4()
+	v := uint32(a[0])<<24 | uint32(a[1])<<16 | uint32(a[2])<<8 | uint32(a[3]) + uint32(i)
+	addr := netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)})
+	if !p.Contains(addr) {
+		return netip.Addr{}
+	}
+	return addr
+}
+
+// block returns the /24 number i of a pod network.
+func block(p netip.Prefix, i int) netip.Prefix {
+	addr := nth(p, i<<8)
+	if !addr.IsValid() {
+		return netip.Prefix{}
+	}
+	return netip.PrefixFrom(addr, 24)
+}
+
+var (
+	labName  = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
+	nodeName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
+)
+
+// ValidateName says whether a lab can have that name.
+func ValidateName(name string) error {
+	if !labName.MatchString(name) {
+		return fmt.Errorf("lab name %q: want 1 to 32 lower-case letters, digits and '-', beginning and ending with a letter or digit", name)
+	}
+	return nil
+}
+
+// Validate returns every fault of the settings at once. Call it after
+// SetDefaults.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if err := ValidateName(c.Name); err != nil {
+		errs = append(errs, err)
+	}
+	n := c.Networking
+	for _, p := range []struct {
+		field string
+		value netip.Prefix
+	}{{"nodeSubnet", n.NodeSubnet}, {"podSubnet", n.PodSubnet}, {"serviceSubnet", n.ServiceSubnet}} {
+		if !p.value.Addr().Is4() {
+			bad("networking.%s %s: only IPv4 networks are supported so far", p.field, p.value)
+		} else if p.value != p.value.Masked() {
+			bad("networking.%s %s: not a network address, did you mean %s?", p.field, p.value, p.value.Masked())
+		}
+	}
+	for _, pair := range [][2]netip.Prefix{{n.NodeSubnet, n.PodSubnet}, {n.NodeSubnet, n.ServiceSubnet}, {n.PodSubnet, n.ServiceSubnet}} {
+		if pair[0].Overlaps(pair[1]) {
+			bad("networking: %s and %s overlap: node, pod and Service addresses must be three separate networks", pair[0], pair[1])
+		}
+	}
+	if n.MTU < 1280 || n.MTU > 65535 {
+		bad("networking.mtu %d: want 1280 to 65535 bytes", n.MTU)
+	}
+	if !n.NodeSubnet.Contains(n.Outside) {
+		bad("networking.outside %s: not in nodeSubnet %s", n.Outside, n.NodeSubnet)
+	}
+	if _, ok := ProxyModes[c.Proxy.Mode]; !ok {
+		bad("proxy.mode %q: want one of %s", c.Proxy.Mode, strings.Join(modeNames(), ", "))
+	}
+	errs = append(errs, c.validateNodes()...)
+	return errors.Join(errs...)
+}
+
+func (c *Config) validateNodes() (errs []error) {
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	controlPlane := 0
+	names, addrs := map[string]bool{}, map[netip.Addr]string{c.Networking.Outside: "outside"}
+	for i, node := range c.Nodes {
+		if !nodeName.MatchString(node.Name) || node.Name == "outside" || node.Name == "fabric" {
+			bad("nodes[%d].name %q: want a DNS name other than outside and fabric", i, node.Name)
+		}
+		if names[node.Name] {
+			bad("nodes[%d].name %q: already the name of another node", i, node.Name)
+		}
+		names[node.Name] = true
+		switch node.Role {
+		case ControlPlane:
+			controlPlane++
+		case Worker:
+		default:
+			bad("nodes[%d].role %q: want %s or %s", i, node.Role, ControlPlane, Worker)
+		}
+		if !c.Networking.NodeSubnet.Contains(node.Address) {
+			bad("nodes[%d] (%s): address %s is not in nodeSubnet %s; a network of this size has too few addresses, or give each node its own", i, node.Name, node.Address, c.Networking.NodeSubnet)
+		} else if other, taken := addrs[node.Address]; taken {
+			bad("nodes[%d] (%s): address %s is already that of %s", i, node.Name, node.Address, other)
+		}
+		addrs[node.Address] = node.Name
+		if !node.PodCIDR.IsValid() || !c.Networking.PodSubnet.Overlaps(node.PodCIDR) || node.PodCIDR.Bits() < c.Networking.PodSubnet.Bits() {
+			bad("nodes[%d] (%s): podCIDR %s is not inside podSubnet %s", i, node.Name, node.PodCIDR, c.Networking.PodSubnet)
+		}
+		for _, before := range c.Nodes[:i] {
+			if node.PodCIDR.IsValid() && node.PodCIDR.Overlaps(before.PodCIDR) {
+				bad("nodes[%d] (%s): podCIDR %s overlaps that of %s", i, node.Name, node.PodCIDR, before.Name)
+			}
+		}
+	}
+	if controlPlane != 1 {
+		bad("nodes: want exactly one node with role %s, found %d", ControlPlane, controlPlane)
+	}
+	return errs
+}
+
+// APINode returns the node that serves the API inside the lab.
+func (c *Config) APINode() NodeConfig {
+	for _, n := range c.Nodes {
+		if n.Role == ControlPlane {
+			return n
+		}
+	}
+	return NodeConfig{}
+}
+
+// Differences lists the settings in which two labs differ, each as
+// "field: mine, theirs"; empty when they are equal.
+func (c *Config) Differences(other *Config) []string {
+	var out []string
+	diff("", reflect.ValueOf(*c), reflect.ValueOf(*other), &out)
+	return out
+}
+
+func diff(path string, a, b reflect.Value, out *[]string) {
+	_, text := a.Interface().(interface{ MarshalText() ([]byte, error) })
+	switch {
+	case a.Kind() == reflect.Struct && !text:
+		for i := range a.NumField() {
+			name, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("json"), ",")
+			diff(strings.TrimPrefix(path+"."+name, "."), a.Field(i), b.Field(i), out)
+		}
+	case a.Kind() == reflect.Slice && a.Len() == b.Len():
+		for i := range a.Len() {
+			diff(fmt.Sprintf("%s[%d]", path, i), a.Index(i), b.Index(i), out)
+		}
+	case a.Kind() == reflect.Slice:
+		*out = append(*out, fmt.Sprintf("%s: %d entries, not %d", path, a.Len(), b.Len()))
+	case a.Kind() == reflect.Map && a.Len() == 0 && b.Len() == 0:
+	case !reflect.DeepEqual(a.Interface(), b.Interface()):
+		*out = append(*out, fmt.Sprintf("%s: %v, not %v", path, a.Interface(), b.Interface()))
+	}
+}

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"time"
+)
+
+// ErrNotRunning says that no daemon runs the lab.
+var ErrNotRunning = errors.New("the lab does not run")
+
+// Status is what `kplab status -o json` prints. Fields are only ever added.
+type Status struct {
+	Name       string            `json:"name"`
+	PID        int               `json:"pid"`
+	API        string            `json:"api"`
+	Kubeconfig string            `json:"kubeconfig"`
+	State      string            `json:"state"`
+	Runtime    string            `json:"runtime"`
+	Since      time.Time         `json:"since"`
+	Revision   uint64            `json:"revision"`
+	Nodes      []NodeStatus      `json:"nodes"`
+	ProxyModes map[string]string `json:"proxyModes"`
+	Pods       int               `json:"pods"`
+	Outside    string            `json:"outside"`
+}
+
+// NodeStatus is one node's line of Status.
+type NodeStatus struct {
+	Name    string      `json:"name"`
+	Role    Role        `json:"role"`
+	Address string      `json:"address"`
+	PodCIDR string      `json:"podCIDR"`
+	Ready   bool        `json:"ready"`
+	Pods    int         `json:"pods"`
+	Proxy   ProxyStatus `json:"proxy"`
+}
+
+// ProxyStatus says how far the Service proxy of one node is.
+type ProxyStatus struct {
+	Mode string `json:"mode"`
+	// Synced is when the kernel was last read back and found right.
+	Synced    time.Time `json:"synced"`
+	Services  int       `json:"services"`
+	Endpoints int       `json:"endpoints"`
+	// Error is why the last attempt failed, empty when it did not.
+	Error string `json:"error,omitempty"`
+}
+
+// Answer of the control socket when something failed.
+type failure struct {
+	Error  string   `json:"error"`
+	Behind []string `json:"behind,omitempty"`
+}
+
+// serveControl answers the commands of the same user on the lab's socket until
+// ctx ends. stop is called when a client asks the daemon to end.
+func (l *Lab) serveControl(ctx context.Context, stop func()) error {
+	path := l.paths.Socket()
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove the old control socket: %w", err)
+	}
+	ln, err := net.Listen("unix", path)
+	if err != nil {
+		return fmt.Errorf("open the control socket: %w", err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		ln.Close()
+		return fmt.Errorf("protect the control socket: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, l.Status(), nil)
+	})
+	mux.HandleFunc("POST /settle", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, struct{}{}, l.Settle(r.Context()))
+	})
+	mux.HandleFunc("GET /behind", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, l.behind(l.api.NewestRevisions()), nil)
+	})
+	mux.HandleFunc("GET /rules", func(w http.ResponseWriter, r *http.Request) {
+		text, err := l.Rules(r.URL.Query().Get("node"), r.URL.Query().Get("mode"), r.URL.Query().Get("service"))
+		answer(w, text, err)
+	})
+	mux.HandleFunc("POST /stop", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, struct{}{}, nil)
+		stop()
+	})
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(ln) }()
+	select {
+	case err := <-done:
+		return fmt.Errorf("control socket: %w", err)
+	case <-ctx.Done():
+		// Answers under way are short, but for settle, whose client sees the end.
+		shut, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		if srv.Shutdown(shut) != nil {
+			srv.Close()
+		}
+		<-done
+		return nil
+	}
+}
+
+func answer(w http.ResponseWriter, v any, err error) {
+	w.Header().Set("Content-Type", "application/json")
+	if err != nil {
+		f := failure{Error: err.Error()}
+		var u *UnsettledError
+		if errors.As(err, &u) {
+			f.Behind = u.Behind
+		}
+		w.WriteHeader(http.StatusConflict)
+		v = f
+	}
+	// The reader may be gone; there is nobody left to tell.
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+// Client speaks with the daemon of a running lab.
+type Client struct {
+	name  string
+	paths Paths
+	http  http.Client
+}
+
+// Connect returns a client of the lab called name. The error is ErrNotRunning,
+// wrapped, when no daemon answers.
+func Connect(name string) (*Client, error) {
+	if err := ValidateName(name); err != nil {
+		return nil, err
+	}
+	paths := PathsOf(name)
+	c := &Client{name: name, paths: paths}
+	c.http.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", paths.Socket())
+	}}
+	if _, running := readDaemon(paths.Daemon()); !running {
+		return nil, fmt.Errorf("lab %q: %w; start it with `kplab up%s`", name, ErrNotRunning, nameFlag(name))
+	}
+	return c, nil
+}
+
+// nameFlag returns the flag that a suggested command needs for this lab.
+func nameFlag(name string) string {
+	if name == DefaultName {
+		return ""
+	}
+	return " --name " + name
+}
+
+// Status asks the daemon how the lab is.
+func (c *Client) Status(ctx context.Context) (Status, error) {
+	var s Status
+	return s, c.call(ctx, http.MethodGet, "/status", &s)
+}
+
+// Settle waits as Lab.Settle does; timeout 0 means no limit but ctx.
+func (c *Client) Settle(ctx context.Context, timeout time.Duration) error {
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
+	err := c.call(ctx, http.MethodPost, "/settle", nil)
+	if errors.Is(err, context.DeadlineExceeded) {
+		// The daemon saw the end of the request too; ask it who is behind.
+		again, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		var behind []string
+		if e := c.call(again, http.MethodGet, "/behind", &behind); e == nil && len(behind) > 0 {
+			return &UnsettledError{Behind: behind}
+		}
+		return &UnsettledError{Behind: []string{"objects are still being written"}}
+	}
+	return err
+}
+
+// Rules asks for the text of one node's Service rules in a mode ("" is the
+// running one), cut to one Service ("NS/NAME") when service is not empty.
+func (c *Client) Rules(ctx context.Context, node, mode, service string) (string, error) {
+	var text string
+	return text, c.call(ctx, http.MethodGet, "/rules?node="+node+"&mode="+mode+"&service="+service, &text)
+}
+
+func (c *Client) call(ctx context.Context, method, path string, out any) error {
+	req, err := http.NewRequestWithContext(ctx, method, "http://kplab"+path, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return fmt.Errorf("lab %q: ask its daemon: %w", c.name, err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return fmt.Errorf("lab %q: read its daemon's answer: %w", c.name, err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		var f failure
+		if json.Unmarshal(body, &f) == nil && len(f.Behind) > 0 {
+			return &UnsettledError{Behind: f.Behind}
+		}
+		if f.Error == "" {
+			f.Error = string(bytes.TrimSpace(body))
+		}
+		return errors.New(f.Error)
+	}
+	if out == nil {
+		return nil
+	}
+	return json.Unmarshal(body, out)
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kplab/kplab/sandbox"
+)
+
+// stopTimeout is how long a daemon may take to stop by itself before it is
+// killed; what it owns is removed from its records either way.
+const stopTimeout = 10 * time.Second
+
+// DownOptions choose how much Down removes and proves.
+type DownOptions struct {
+	// Prove compares the host with its snapshot from before the lab began.
+	Prove bool
+	// Purge deletes the kept state.
+	Purge bool
+}
+
+// DownResult is what Down did.
+type DownResult struct {
+	Name string `json:"name"`
+	// Said is the outcome as one sentence.
+	Said  string `json:"said"`
+	Proof *Proof `json:"proof,omitempty"`
+}
+
+// Down ends the lab called name and removes everything that it made on the host,
+// whether its daemon runs, was killed, or never was. What is removed is what the
+// lab's records name, never what a pattern matches.
+func Down(ctx context.Context, name string, opts DownOptions) (DownResult, error) {
+	r := DownResult{Name: name}
+	if err := ValidateName(name); err != nil {
+		return r, err
+	}
+	if err := needRoot("down"); err != nil {
+		return r, err
+	}
+	paths := PathsOf(name)
+	_, statErr := os.Stat(paths.Runtime)
+	found := statErr == nil
+	if err := stopDaemon(ctx, name, paths); err != nil {
+		return r, err
+	}
+	held, err := acquire(paths.Lock)
+	if err != nil {
+		return r, fmt.Errorf("lab %q: %w in another process that does not answer; see %s", name, err, paths.Log())
+	}
+	defer held.release()
+	before, beforeErr := loadHost(paths.HostBefore())
+	if err := removeRuntime(ctx, paths); err != nil {
+		return r, fmt.Errorf("lab %q: %w", name, err)
+	}
+	r.Said = fmt.Sprintf("lab %q is down; its state is kept in %s", name, paths.State)
+	if !found {
+		r.Said = fmt.Sprintf("lab %q does not run: nothing to remove", name)
+	}
+	if opts.Purge {
+		if err := os.RemoveAll(paths.State); err != nil {
+			return r, fmt.Errorf("lab %q: delete its state: %w", name, err)
+		}
+		r.Said = fmt.Sprintf("lab %q is down and its state is deleted", name)
+	}
+	if opts.Prove && found {
+		if beforeErr != nil {
+			return r, fmt.Errorf("lab %q is down, but there is nothing to compare with: %w", name, beforeErr)
+		}
+		if r.Proof, err = prove(ctx, before); err != nil {
+			return r, fmt.Errorf("lab %q is down, but the proof failed: %w", name, err)
+		}
+	}
+	return r, nil
+}
+
+// prove compares until the host is as it was, or for a second: the kernel ends
+// a namespace after the call that dropped it has returned.
+func prove(ctx context.Context, before HostState) (*Proof, error) {
+	deadline := time.Now().Add(time.Second)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for ; ; <-tick.C {
+		now, err := ReadHost()
+		if err != nil {
+			return nil, err
+		}
+		p := &Proof{Facts: map[string]int{}, Changed: before.Compare(now)}
+		for name, lines := range now {
+			p.Facts[name] = len(lines)
+		}
+		if len(p.Changed) == 0 || time.Now().After(deadline) || ctx.Err() != nil {
+			return p, ctx.Err()
+		}
+	}
+}
+
+// stopDaemon asks a running daemon to end, and kills it when it does not.
+func stopDaemon(ctx context.Context, name string, paths Paths) error {
+	d, running := readDaemon(paths.Daemon())
+	if !running {
+		return nil
+	}
+	fd, err := unix.PidfdOpen(d.PID, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("lab %q: watch its daemon, pid %d: %w", name, d.PID, err)
+	}
+	defer unix.Close(fd)
+	// The pid may have been reused between the two calls; the descriptor cannot.
+	if again, still := readDaemon(paths.Daemon()); !still || again != d {
+		return nil
+	}
+	if c, err := Connect(name); err == nil {
+		ask, cancel := context.WithTimeout(ctx, stopTimeout)
+		// An answer that does not come is met by the signal below.
+		_ = c.call(ask, http.MethodPost, "/stop", nil)
+		cancel()
+	}
+	if awaitExit(fd, stopTimeout) {
+		return nil
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("lab %q: kill its daemon, pid %d: %w", name, d.PID, err)
+	}
+	if !awaitExit(fd, stopTimeout) {
+		return fmt.Errorf("lab %q: its daemon, pid %d, does not end", name, d.PID)
+	}
+	return nil
+}
+
+// awaitExit waits until the process of a pidfd has ended.
+func awaitExit(fd int, timeout time.Duration) bool {
+	deadline := time.Now().Add(timeout)
+	for {
+		left := time.Until(deadline)
+		if left < 0 {
+			return false
+		}
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
+		if n > 0 {
+			return true
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return false
+		}
+	}
+}
+
+// removeRuntime removes what the records of a lab without a daemon name.
+func removeRuntime(ctx context.Context, paths Paths) error {
+	if err := sandbox.Destroy(ctx, paths.Runtime); err != nil {
+		return fmt.Errorf("remove its namespaces and processes: %w", err)
+	}
+	if err := os.RemoveAll(paths.Runtime); err != nil {
+		return fmt.Errorf("remove its runtime directory: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"os"
+	"path/filepath"
+)
+
+// Paths are the places of one lab on the host.
+//
+// State survives a stop and a reboot: the bbolt file, the certificates, the
+// settings. Runtime is what exists while a lab runs, or after its daemon was
+// killed: pinned namespaces, the journal of what the lab owns, the control
+// socket, the log, the kubeconfig.
+type Paths struct {
+	State, Runtime string
+	// Lock is held by the daemon for its whole life.
+	Lock string
+}
+
+// PathsOf returns the places of the lab called name: below $KPLAB_STATE and
+// $KPLAB_RUN where these are set, else in /var/lib/kplab and /run/kplab.
+func PathsOf(name string) Paths {
+	state, runtime := os.Getenv("KPLAB_STATE"), os.Getenv("KPLAB_RUN")
+	if state == "" {
+		state = "/var/lib/kplab"
+	}
+	if runtime == "" {
+		runtime = "/run/kplab"
+	}
+	return Paths{
+		State:   filepath.Join(state, name),
+		Runtime: filepath.Join(runtime, name),
+		Lock:    filepath.Join(runtime, name+".lock"),
+	}
+}
+
+// Database is the bbolt file with every object of the lab.
+func (p Paths) Database() string { return filepath.Join(p.State, "state.db") }
+
+// Settings is the file with the settings that the lab was made with.
+func (p Paths) Settings() string { return filepath.Join(p.State, "lab.json") }
+
+// Kubeconfig is the file for `kubectl --kubeconfig`.
+func (p Paths) Kubeconfig() string { return filepath.Join(p.Runtime, "kubeconfig") }
+
+// Socket is the daemon's control socket.
+func (p Paths) Socket() string { return filepath.Join(p.Runtime, "control.sock") }
+
+// Log is what the daemon says of itself.
+func (p Paths) Log() string { return filepath.Join(p.Runtime, "daemon.log") }
+
+// Daemon is the record of the process that runs the lab.
+func (p Paths) Daemon() string { return filepath.Join(p.Runtime, "daemon.json") }
+
+// HostBefore is the snapshot of the host that `kplab down --prove` compares with.
+func (p Paths) HostBefore() string { return filepath.Join(p.Runtime, "host-before.json") }
+
+// XtablesLock is the lock file of the legacy iptables tools in a node's
+// namespace. One for each node, so that nodes do not wait for one another and
+// the host's own /run/xtables.lock is never made.
+func (p Paths) XtablesLock(node string) string {
+	return filepath.Join(p.Runtime, "nodes", node, "xtables.lock")
+}

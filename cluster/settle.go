@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kplab/kplab/internal/settle"
+)
+
+// settleInterval is the time between two looks at the witnesses. A look reads a
+// few counters; it costs microseconds.
+const settleInterval = 2 * time.Millisecond
+
+// unsettling are the resources that move for ever, heartbeats among them, and
+// so say nothing about whether the lab has come to rest.
+var unsettling = []string{"leases", "events"}
+
+// UnsettledError names who has not caught up.
+type UnsettledError struct {
+	Behind []string
+}
+
+func (e *UnsettledError) Error() string {
+	return "not settled: " + strings.Join(e.Behind, "; ")
+}
+
+// Settle returns when every controller, node and proxy has seen the newest
+// change of each kind that it watches, has nothing queued or in flight, and
+// wrote nothing while we looked twice. When ctx ends first, the error is an
+// *UnsettledError.
+func (l *Lab) Settle(ctx context.Context) error {
+	tick := time.NewTicker(settleInterval)
+	defer tick.Stop()
+	calm := false
+	before := l.api.NewestRevisions()
+	for {
+		behind := l.behind(before)
+		after := l.api.NewestRevisions()
+		still := sameRevisions(before, after)
+		if calm && still && len(behind) == 0 {
+			return nil
+		}
+		calm = still && len(behind) == 0
+		before = after
+		select {
+		case <-ctx.Done():
+			if len(behind) == 0 {
+				behind = []string{"objects are still being written"}
+			}
+			return &UnsettledError{Behind: behind}
+		case <-tick.C:
+		}
+	}
+}
+
+// behind lists each loop that has work left, in words.
+func (l *Lab) behind(newest map[string]uint64) []string {
+	var out []string
+	for _, w := range l.witnesses {
+		p := w.Snapshot()
+		out = append(out, l.behindOf(p, newest)...)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (l *Lab) behindOf(p settle.Progress, newest map[string]uint64) (out []string) {
+	for resource, seen := range p.Revs {
+		// What was stored before this process began came with the first list,
+		// which every handler has had before the lab is ready.
+		if want := newest[resource]; seen < want && want > l.startRevision && !slices.Contains(unsettling, resource) {
+			out = append(out, fmt.Sprintf("%s has seen %s up to revision %d of %d", p.Name, resource, seen, want))
+		}
+	}
+	if p.Pending > 0 {
+		out = append(out, fmt.Sprintf("%s has %d in work", p.Name, p.Pending))
+	}
+	return out
+}
+
+func sameRevisions(a, b map[string]uint64) bool {
+	for resource, rev := range b {
+		if a[resource] != rev && !slices.Contains(unsettling, resource) {
+			return false
+		}
+	}
+	return true
+}

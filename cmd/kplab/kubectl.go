@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/component-base/cli"
+	kubectl "k8s.io/kubectl/pkg/cmd"
+	kubectlutil "k8s.io/kubectl/pkg/cmd/util"
+
+	"github.com/kplab/kplab/cluster"
+)
+
+func newKubectlCommand(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "kubectl [kubectl's arguments]",
+		Short: "run the embedded stock kubectl, bound to the lab",
+		Long: `Run the embedded stock kubectl with the lab's kubeconfig. Everything after
+"kubectl" is kubectl's; the lab's name goes before it (kplab --name N kubectl …).`,
+		DisableFlagParsing: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if _, err := cluster.Connect(g.name); err != nil {
+				return err
+			}
+			if err := os.Setenv("KUBECONFIG", cluster.PathsOf(g.name).Kubeconfig()); err != nil {
+				return err
+			}
+			// kubectl reads os.Args when it looks for plugins and for the name
+			// it is called by.
+			os.Args = append([]string{"kubectl"}, args...)
+			k := kubectl.NewDefaultKubectlCommandWithArgs(kubectl.KubectlOptions{
+				PluginHandler: kubectl.NewDefaultPluginHandler([]string{"kubectl"}),
+				Arguments:     os.Args,
+				ConfigFlags:   genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().WithDiscoveryBurst(300).WithDiscoveryQPS(50),
+				IOStreams:     genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr},
+			})
+			k.SetArgs(args)
+			// kubectl prints its own errors and exits with its own codes.
+			kubectlutil.CheckErr(cli.RunNoErrOutput(k))
+			return nil
+		},
+	}
+}

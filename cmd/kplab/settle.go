@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kplab/kplab/cluster"
+)
+
+func newSettleCommand(g *globals) *cobra.Command {
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "settle",
+		Short: "wait until every controller, node and proxy has caught up",
+		Long: `Wait until every controller, node and proxy has seen the newest change, has
+nothing left to do, and the rules were read back from the kernel. Scripts and
+tests wait for this, not for time. Exit code 1 says who has not caught up.`,
+		Args: exactArgs(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := cluster.Connect(g.name)
+			if err != nil {
+				return err
+			}
+			err = c.Settle(cmd.Context(), timeout)
+			var behind *cluster.UnsettledError
+			if errors.As(err, &behind) {
+				return fmt.Errorf("lab %q did not settle within %s: %w", g.name, timeout, err)
+			}
+			return err
+		},
+	}
+	cmd.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "how long to wait")
+	return cmd
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kplab/kplab/cluster"
+)
+
+type upOptions struct {
+	config     string
+	nodes      int
+	proxyMode  string
+	detach     bool
+	fresh      bool
+	disposable bool
+	reportFD   int
+}
+
+func newUpCommand(g *globals) *cobra.Command {
+	o := &upOptions{}
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "start a lab, or resume the one that was stopped",
+		Long: `Start a lab, or resume the one that was stopped.
+
+In the foreground the lab lives until Ctrl-C; with -d it lives on and the command
+returns when every node is ready and every proxy has written its rules. Either
+way the state is kept: the next up brings every object and pod back.`,
+		Args: exactArgs(),
+		RunE: func(cmd *cobra.Command, _ []string) error { return runUp(cmd, g, o) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.config, "config", "", "settings file (apiVersion kplab/v1alpha1, kind Lab)")
+	f.IntVar(&o.nodes, "nodes", 0, "number of nodes, the control plane included (default 3)")
+	f.StringVar(&o.proxyMode, "proxy-mode", "", "Service proxy mode (default iptables)")
+	f.BoolVarP(&o.detach, "detach", "d", false, "return when the lab is ready and leave it running")
+	f.BoolVar(&o.fresh, "fresh", false, "delete the kept state first")
+	f.BoolVar(&o.disposable, "no-fsync", false, "do not wait for the disk on each write; for labs that are thrown away")
+	f.IntVar(&o.reportFD, "report-fd", -1, "descriptor on which a detached lab reports its start")
+	_ = f.MarkHidden("report-fd")
+	return cmd
+}
+
+func runUp(cmd *cobra.Command, g *globals, o *upOptions) error {
+	cfg, err := o.settings(cmd, g)
+	if err != nil {
+		return err
+	}
+	opts := cluster.UpOptions{Config: cfg, Asked: o.asked(cmd), Fresh: o.fresh}
+	if o.reportFD >= 0 {
+		return cluster.RunDetached(cmd.Context(), opts, os.NewFile(uintptr(o.reportFD), "report"))
+	}
+	progress := newProgress(cmd.ErrOrStderr())
+	if o.detach {
+		err = cluster.StartDetached(cmd.Context(), opts, os.Args[1:], progress)
+	} else {
+		err = cluster.RunForeground(cmd.Context(), opts, progress, func() {
+			printNext(cmd, cfg.Name)
+			fmt.Fprintln(cmd.ErrOrStderr(), "\nCtrl-C stops the lab and keeps its state")
+		})
+	}
+	switch {
+	case errors.Is(err, cluster.ErrRunning):
+		fmt.Fprintf(cmd.ErrOrStderr(), "lab %q runs already with these settings\n", cfg.Name)
+		return nil
+	case err != nil:
+		return err
+	case o.detach:
+		printNext(cmd, cfg.Name)
+	}
+	return nil
+}
+
+// settings joins the settings file, the flags and the lab's name.
+func (o *upOptions) settings(cmd *cobra.Command, g *globals) (cluster.Config, error) {
+	var cfg cluster.Config
+	if o.config != "" {
+		var err error
+		if cfg, err = cluster.LoadConfig(o.config); err != nil {
+			return cfg, err
+		}
+	}
+	if cfg.Name == "" || cmd.Flags().Changed("name") || os.Getenv("KPLAB_LAB") != "" {
+		cfg.Name = g.name
+	}
+	if o.nodes < 0 || (o.nodes > 0 && len(cfg.Nodes) > 0) {
+		return cfg, usageError{fmt.Errorf("--nodes %d: want a positive number, and not together with nodes in the settings file", o.nodes)}
+	}
+	if o.proxyMode != "" {
+		cfg.Proxy.Mode = o.proxyMode
+	}
+	cfg.Disposable = cfg.Disposable || o.disposable
+	cfg.SetDefaults(o.nodes)
+	if err := cfg.Validate(); err != nil {
+		return cfg, usageError{fmt.Errorf("settings of lab %q: %w", cfg.Name, err)}
+	}
+	return cfg, nil
+}
+
+// asked says whether the person chose any setting, as against resuming whatever
+// there is.
+func (o *upOptions) asked(cmd *cobra.Command) bool {
+	for _, flag := range []string{"config", "nodes", "proxy-mode", "no-fsync"} {
+		if cmd.Flags().Changed(flag) {
+			return true
+		}
+	}
+	return false
+}
+
+// printNext says what to type now.
+func printNext(cmd *cobra.Command, name string) {
+	flag := ""
+	if name != cluster.DefaultName {
+		flag = " --name " + name
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), `
+lab %[1]q is up. next:
+  kplab%[2]s kubectl get nodes -o wide
+  export KUBECONFIG=$(kplab%[2]s kubeconfig)        # for your own kubectl
+  kplab%[2]s exec master -- iptables-save -t nat
+  kplab%[2]s down
+`, name, flag)
+}
