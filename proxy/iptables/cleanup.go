@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Cleanup implements proxy.Mode. It works on what the kernel has, not on what
+// this process remembers: rules of built-in chains that lead to a chain of ours
+// go first, then our chains in all three tables and both families, the counter
+// objects, and the sysctl if Apply changed it. Tables and built-in chains stay,
+// since somebody else's rules are in them, and since conntrack loses its hooks
+// with the last of them. A chain of ours that a foreign chain jumps to cannot go;
+// it is emptied and named in the error.
+func (m *Mode) Cleanup(ctx context.Context) error {
+	if m.tool == nil {
+		t, err := findTool(ctx, m.exec, m.opts.Variant, m.opts.LockFile)
+		if err != nil {
+			return err
+		}
+		m.tool = t
+	}
+	clear(m.applied)
+	var errs []error
+	for _, family := range []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol} {
+		for _, table := range slices.Backward(tables[:]) {
+			errs = append(errs, m.cleanTable(ctx, family, table))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		// The sysctl stays while rules lean on it.
+		return fmt.Errorf("clean up iptables rules: %w", err)
+	}
+	return errors.Join(m.deleteAccts(), m.restoreRouteLocalnet())
+}
+
+func (m *Mode) cleanTable(ctx context.Context, family corev1.IPFamily, table string) error {
+	if m.tool.variant == VariantNFT {
+		// No process at all where there is nothing of ours.
+		k, err := dialNFNL(m.opts.NetNS)
+		if err != nil {
+			return err
+		}
+		names, err := k.chainNames(nfFamily(family), table)
+		k.close()
+		if err != nil {
+			return err
+		}
+		if !ownsAny(table, names) {
+			return nil
+		}
+	}
+	saved, err := m.tool.save(ctx, family, table)
+	if err != nil {
+		if m.tool.variant == VariantLegacy && family == corev1.IPv6Protocol {
+			return nil // no IPv6 in this kernel, so no rules either
+		}
+		return err
+	}
+	var jumps strings.Builder
+	var own []string
+	foreign := map[string]string{}
+	for _, name := range saved.names {
+		if isOwnChain(table, name) {
+			own = append(own, name)
+			continue
+		}
+		for _, l := range saved.rules[name] {
+			switch to := target(l); {
+			case !isOwnChain(table, to):
+			case saved.builtin[name]:
+				jumps.WriteString("-D " + strings.TrimPrefix(l, "-A ") + "\n")
+			default:
+				foreign[to] = l
+			}
+		}
+	}
+	if len(own) == 0 {
+		return nil
+	}
+	var declared, deleted strings.Builder
+	var remove []string
+	for _, name := range own {
+		if _, used := foreign[name]; used || m.tool.variant == VariantLegacy {
+			declare(&declared, name)
+		}
+		if _, used := foreign[name]; !used {
+			remove = append(remove, name)
+			if m.tool.variant == VariantLegacy {
+				deleted.WriteString("-X " + name + "\n")
+			}
+		}
+	}
+	if text := declared.String() + jumps.String() + deleted.String(); text != "" {
+		if err := m.tool.restore(ctx, family, "*"+table+"\n"+text+"COMMIT\n"); err != nil {
+			return err
+		}
+	}
+	if m.tool.variant == VariantNFT {
+		k, err := dialNFNL(m.opts.NetNS)
+		if err != nil {
+			return err
+		}
+		defer k.close()
+		if err := k.removeChains(nfFamily(family), table, remove); err != nil {
+			return err
+		}
+	}
+	return m.leftBehind(ctx, family, table, foreign)
+}
+
+// leftBehind reads back that a table holds nothing of ours but chains that
+// foreign rules use.
+func (m *Mode) leftBehind(ctx context.Context, family corev1.IPFamily, table string, foreign map[string]string) error {
+	var names map[string]bool
+	if m.tool.variant == VariantNFT {
+		k, err := dialNFNL(m.opts.NetNS)
+		if err != nil {
+			return err
+		}
+		defer k.close()
+		if names, err = k.chainNames(nfFamily(family), table); err != nil {
+			return err
+		}
+	} else {
+		saved, err := m.tool.save(ctx, family, table)
+		if err != nil {
+			return err
+		}
+		names = saved.builtin
+	}
+	for name := range names {
+		if !isOwnChain(table, name) {
+			continue
+		}
+		if rule, used := foreign[name]; used {
+			return fmt.Errorf("chain %s of table %s is emptied but still there: the foreign rule %q jumps to it; delete that rule and clean up again", name, table, rule)
+		}
+		return fmt.Errorf("chain %s of table %s is still there", name, table)
+	}
+	return nil
+}
+
+func (m *Mode) deleteAccts() error {
+	c, err := dialNFNL(m.opts.NetNS)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	return errors.Join(c.deleteAcct(acctInvalidDropped), c.deleteAcct(acctLocalhost))
+}

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// load makes the kernel equal to the ruleset whatever it holds now. An empty
+// kernel is filled in chunks; otherwise what is there is read and only chains
+// that differ are written, so that a restarted proxy disturbs nothing that was
+// right.
+//
+// The order keeps traffic whole: chains of Services first, which nothing reaches
+// yet or which change one by one; then the shared chains in one transaction,
+// which switches every Service; then the jumps from the built-in chains; last
+// what became stale.
+func (m *Mode) load(ctx context.Context, r *ruleset) error {
+	have, err := m.existing(ctx, r.family)
+	if err != nil {
+		return err
+	}
+	var b strings.Builder
+	for _, table := range tables {
+		m.base(&b, r, table, have[table])
+	}
+	if err := m.restoreIfAny(ctx, r, &b); err != nil {
+		return err
+	}
+	wanted, err := m.loadServices(ctx, r, have["nat"])
+	if err != nil {
+		return err
+	}
+	for _, table := range tables {
+		m.shared(&b, r, table, have[table])
+	}
+	if err := m.restoreIfAny(ctx, r, &b); err != nil {
+		return err
+	}
+	if err := m.removeStale(ctx, r, have["nat"], wanted); err != nil {
+		return err
+	}
+	return m.readBackAll(ctx, r)
+}
+
+func (m *Mode) restoreIfAny(ctx context.Context, r *ruleset, b *strings.Builder) error {
+	if b.Len() == 0 {
+		return nil
+	}
+	text := b.String()
+	b.Reset()
+	return m.tool.restore(ctx, r.family, text)
+}
+
+// existing reads the tables; a table without any chain of ours is not worth the
+// tool's time and comes back with what few rules are in its built-in chains.
+func (m *Mode) existing(ctx context.Context, family corev1.IPFamily) (map[string]*savedTable, error) {
+	out := map[string]*savedTable{}
+	var names map[string]map[string]bool
+	if m.tool.variant == VariantNFT {
+		k, err := dialNFNL(m.opts.NetNS)
+		if err != nil {
+			return nil, err
+		}
+		defer k.close()
+		names = map[string]map[string]bool{}
+		for _, table := range tables {
+			if names[table], err = k.chainNames(nfFamily(family), table); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, table := range tables {
+		if names != nil && !ownsAny(table, names[table]) {
+			// No chain of ours, so no jump to one either.
+			out[table] = parseSave("")
+			continue
+		}
+		saved, err := m.tool.save(ctx, family, table)
+		if err != nil {
+			return nil, err
+		}
+		out[table] = saved
+	}
+	return out, nil
+}
+
+func ownsAny(table string, names map[string]bool) bool {
+	for n := range names {
+		if isOwnChain(table, n) {
+			return true
+		}
+	}
+	return false
+}
+
+// base writes the chains that do not depend on Services, and makes the shared
+// ones where they are missing, so that everything later can jump to them.
+func (m *Mode) base(b *strings.Builder, r *ruleset, table string, have *savedTable) {
+	var declared, rules strings.Builder
+	for _, c := range r.fixed(table) {
+		if have.has(c.name) && sameRules(c.text, have.rules[c.name]) {
+			continue
+		}
+		declare(&declared, c.name)
+		rules.WriteString(c.text)
+	}
+	for _, h := range hubsOf(table) {
+		if !have.has(h.chain()) {
+			declare(&declared, h.chain())
+		}
+	}
+	if table == "filter" && r.v6() && have.has(chainFirewall) {
+		declare(&declared, chainFirewall)
+	}
+	if declared.Len() > 0 {
+		b.WriteString("*" + table + "\n" + declared.String() + rules.String() + "COMMIT\n")
+	}
+}
+
+// sameRules compares text with saved lines in order.
+func sameRules(text string, saved []string) bool {
+	i := 0
+	for l := range strings.Lines(text) {
+		if i == len(saved) || strings.TrimSuffix(l, "\n") != saved[i] {
+			return false
+		}
+		i++
+	}
+	return i == len(saved)
+}
+
+// loadServices writes the chains of Services that differ, in chunks, and returns
+// the names of all that are wanted.
+func (m *Mode) loadServices(ctx context.Context, r *ruleset, have *savedTable) (map[string]bool, error) {
+	wanted := make(map[string]bool, len(have.names))
+	size := chunk
+	if m.tool.variant == VariantLegacy {
+		size = len(r.blocks) + 1 // each process replaces the whole table
+	}
+	for start := 0; start < len(r.blocks); start += size {
+		var declared, rules strings.Builder
+		for _, bl := range r.blocks[start:min(start+size, len(r.blocks))] {
+			for i := range bl.chains {
+				c := &bl.chains[i]
+				wanted[c.name] = true
+				if have.has(c.name) && sameRules(c.text, have.rules[c.name]) {
+					continue
+				}
+				declare(&declared, c.name)
+				rules.WriteString(c.text)
+			}
+		}
+		if declared.Len() == 0 {
+			continue
+		}
+		if err := m.tool.restore(ctx, r.family, "*nat\n"+declared.String()+rules.String()+"COMMIT\n"); err != nil {
+			return nil, err
+		}
+	}
+	return wanted, nil
+}
+
+// shared writes the hubs and the jumps of a table where they differ.
+func (m *Mode) shared(b *strings.Builder, r *ruleset, table string, have *savedTable) {
+	var declared, rules strings.Builder
+	for _, h := range hubsOf(table) {
+		text := r.hubText(h)
+		if sameHub(text, have.rules[h.chain()]) {
+			continue
+		}
+		declare(&declared, h.chain())
+		rules.WriteString(text)
+	}
+	moveJumps(&rules, r.jumps(table), have)
+	if declared.Len()+rules.Len() > 0 {
+		b.WriteString("*" + table + "\n" + declared.String() + rules.String() + "COMMIT\n")
+	}
+}
+
+// sameHub compares a hub with what is saved, in any order but for the last rule.
+func sameHub(text string, saved []string) bool {
+	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	if text == "" {
+		return len(saved) == 0
+	}
+	if len(lines) != len(saved) || lines[len(lines)-1] != saved[len(saved)-1] {
+		return false
+	}
+	a, b := slices.Clone(lines), slices.Clone(saved)
+	slices.Sort(a)
+	slices.Sort(b)
+	return slices.Equal(a, b)
+}
+
+// moveJumps makes the jumps stand at the head of their built-in chains, in
+// order. Those that do are left alone; otherwise ours are taken out, every one
+// that leads to a chain of ours, and put in again. Nothing else moves.
+func moveJumps(b *strings.Builder, want []jump, have *savedTable) {
+	byChain := map[string][]string{}
+	var order []string
+	for _, j := range want {
+		if byChain[j.chain] == nil {
+			order = append(order, j.chain)
+		}
+		byChain[j.chain] = append(byChain[j.chain], "-A "+j.chain+" "+j.rule)
+	}
+	for _, name := range order {
+		var ours []string
+		for _, l := range have.rules[name] {
+			if isJump(want, l) {
+				ours = append(ours, l)
+			}
+		}
+		if slices.Equal(ours, byChain[name]) {
+			continue
+		}
+		for _, l := range ours {
+			b.WriteString("-D " + strings.TrimPrefix(l, "-A ") + "\n")
+		}
+		for _, l := range slices.Backward(byChain[name]) {
+			b.WriteString("-I " + strings.TrimPrefix(l, "-A ") + "\n")
+		}
+	}
+}
+
+// isJump says whether a saved rule leads to one of the chains that the wanted
+// jumps lead to.
+func isJump(want []jump, l string) bool {
+	to := target(l)
+	return to != "" && slices.ContainsFunc(want, func(j jump) bool { return target(j.rule) == to || strings.HasSuffix(j.rule, "-j "+to) })
+}
+
+// removeStale deletes chains of Services and endpoints that are not wanted.
+func (m *Mode) removeStale(ctx context.Context, r *ruleset, have *savedTable, wanted map[string]bool) error {
+	c := &change{}
+	for _, name := range have.names {
+		if isServiceChain(name) && !wanted[name] {
+			c.stale = append(c.stale, name)
+		}
+	}
+	if len(c.stale) == 0 {
+		return nil
+	}
+	return m.write(ctx, r, c)
+}
+
+// readBackAll checks every chain of the ruleset, and that no other chain of ours
+// is left.
+func (m *Mode) readBackAll(ctx context.Context, r *ruleset) error {
+	for _, table := range tables {
+		want := map[string]int{}
+		for _, c := range r.fixed(table) {
+			want[c.name] = c.rules
+		}
+		for _, h := range hubsOf(table) {
+			want[h.chain()] = r.hubRules(h)
+		}
+		for _, j := range r.jumps(table) {
+			want[j.chain]++ // at least
+		}
+		if table == "nat" {
+			for _, bl := range r.blocks {
+				for i := range bl.chains {
+					want[bl.chains[i].name] = bl.chains[i].rules
+				}
+			}
+		}
+		got, err := m.countAll(ctx, r.family, table)
+		if err != nil {
+			return err
+		}
+		for name, n := range want {
+			if g := got[name]; g < n || (g > n && isOwnChain(table, name)) {
+				return fmt.Errorf("read back: chain %s of table %s has %d rules instead of %d; somebody else writes to it, or it was flushed", name, table, g, n)
+			}
+		}
+		for name, n := range got {
+			if _, wanted := want[name]; !wanted && n > 0 && isOwnChain(table, name) {
+				return fmt.Errorf("read back: chain %s of table %s should be gone and has %d rules", name, table, n)
+			}
+		}
+	}
+	return nil
+}
+
+// countAll counts the rules of all chains of a table.
+func (m *Mode) countAll(ctx context.Context, family corev1.IPFamily, table string) (map[string]int, error) {
+	if m.tool.variant == VariantLegacy {
+		return m.countRules(ctx, family, table, nil)
+	}
+	k, err := dialNFNL(m.opts.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	defer k.close()
+	return k.countRules(nfFamily(family), table, "")
+}
