@@ -49,6 +49,8 @@ func Down(ctx context.Context, name string, opts DownOptions) (DownResult, error
 	paths := PathsOf(name)
 	_, statErr := os.Stat(paths.Runtime)
 	found := statErr == nil
+	// A daemon that stops removes its runtime directory, this file with it.
+	before, beforeErr := loadHost(paths.HostBefore())
 	if err := stopDaemon(ctx, name, paths); err != nil {
 		return r, err
 	}
@@ -57,7 +59,6 @@ func Down(ctx context.Context, name string, opts DownOptions) (DownResult, error
 		return r, fmt.Errorf("lab %q: %w in another process that does not answer; see %s", name, err, paths.Log())
 	}
 	defer held.release()
-	before, beforeErr := loadHost(paths.HostBefore())
 	if err := removeRuntime(ctx, paths); err != nil {
 		return r, fmt.Errorf("lab %q: %w", name, err)
 	}

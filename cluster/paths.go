@@ -48,8 +48,9 @@ func (p Paths) Kubeconfig() string { return filepath.Join(p.Runtime, "kubeconfig
 // Socket is the daemon's control socket.
 func (p Paths) Socket() string { return filepath.Join(p.Runtime, "control.sock") }
 
-// Log is what the daemon says of itself.
-func (p Paths) Log() string { return filepath.Join(p.Runtime, "daemon.log") }
+// Log is what the daemon says of itself. It is among the state, so that it can be
+// read after the lab ended.
+func (p Paths) Log() string { return filepath.Join(p.State, "daemon.log") }
 
 // Daemon is the record of the process that runs the lab.
 func (p Paths) Daemon() string { return filepath.Join(p.Runtime, "daemon.json") }

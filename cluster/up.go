@@ -106,7 +106,7 @@ func StartDetached(ctx context.Context, opts UpOptions, args []string, progress 
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	paths := PathsOf(opts.Config.Name)
-	log, err := os.OpenFile(daemonOutput(paths), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	log, err := os.OpenFile(paths.Log(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		w.Close()
 		return fmt.Errorf("open the daemon's log: %w", err)
@@ -144,21 +144,25 @@ func follow(r io.Reader, cmd *exec.Cmd, name string, paths Paths, progress Progr
 		}
 	}
 	err := cmd.Wait()
-	said, _ := os.ReadFile(daemonOutput(paths))
+	said, _ := os.ReadFile(paths.Log())
 	return fmt.Errorf("lab %q: its daemon ended before the lab was ready: %w\n%s", name, err, lastLines(string(said), 10))
 }
-
-// daemonOutput holds what a daemon prints besides its log: a crash, in short.
-func daemonOutput(p Paths) string { return filepath.Join(p.State, "daemon.out") }
 
 func lastLines(s string, n int) string {
 	lines := strings.Split(strings.TrimSpace(s), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
+// maxLog is the size in bytes beyond which the log begins anew at the next start.
+const maxLog = 16 << 20
+
 // openLog opens the daemon's log, which the libraries write to as well.
 func openLog(paths Paths) (*slog.Logger, func(), error) {
-	f, err := os.OpenFile(paths.Log(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o640)
+	flags := os.O_CREATE | os.O_WRONLY | os.O_APPEND
+	if info, err := os.Stat(paths.Log()); err == nil && info.Size() > maxLog {
+		flags |= os.O_TRUNC
+	}
+	f, err := os.OpenFile(paths.Log(), flags, 0o600)
 	if err != nil {
 		return nil, nil, fmt.Errorf("open the daemon's log: %w", err)
 	}
