@@ -331,6 +331,39 @@ func (b *Batch) neigh(index int, ip netip.Addr, state uint16) {
 	b.buf = append(b.buf, 0, 0)
 }
 
+// Interface numbers that mean a whole namespace (NETCONFA_IFINDEX_* of
+// linux/netconf.h).
+const (
+	AllLinks     = -1 // what the sysctls net.ipv4.conf.all.* hold
+	DefaultLinks = -2 // net.ipv4.conf.default.*, what a new link starts with
+)
+
+// GetForwarding reads whether a link, or [AllLinks] or [DefaultLinks], forwards
+// IPv4. Opening a file of /proc/sys in a new namespace costs as much as a link;
+// this costs a message.
+func (b *Batch) GetForwarding(index int, on *bool) *Batch {
+	b.begin(unix.RTM_GETNETCONF, 0, "read forwarding of link", func() string { return fmt.Sprint(index) })
+	b.buf = append(b.buf, unix.AF_INET, 0, 0, 0)
+	b.u32(netconfaIfindex, uint32(int32(index)))
+	b.ops[len(b.ops)-1].answer = func(body []byte) {
+		if len(body) < 4 {
+			return
+		}
+		eachAttr(body[4:], func(kind uint16, v []byte) {
+			if kind == netconfaForwarding && len(v) >= 4 {
+				*on = binary.NativeEndian.Uint32(v) != 0
+			}
+		})
+	}
+	return b.end()
+}
+
+// NETCONFA_* of linux/netconf.h.
+const (
+	netconfaIfindex    = 1
+	netconfaForwarding = 2
+)
+
 // vethInfoPeer is VETH_INFO_PEER of linux/veth.h.
 const vethInfoPeer = 1
 

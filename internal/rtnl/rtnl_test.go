@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 
@@ -100,6 +101,24 @@ func TestWiringReadsBack(t *testing.T) {
 	}
 	if err := nc.Do(new(Batch).DelLink(host.Index)); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestForwardingIsRead(t *testing.T) {
+	nettest.NeedRoot(t)
+	ns := nettest.NewNS(t)
+	c := dial(t, ns)
+	for _, value := range []string{"1", "0"} {
+		if err := ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte(value), 0) }); err != nil {
+			t.Fatal(err)
+		}
+		var all, byDefault, lo bool
+		if err := c.Do(new(Batch).GetForwarding(AllLinks, &all).GetForwarding(DefaultLinks, &byDefault).GetForwarding(1, &lo)); err != nil {
+			t.Fatal(err)
+		}
+		if want := value == "1"; all != want || byDefault != want || lo != want {
+			t.Errorf("ip_forward is %s, read %v %v %v", value, all, byDefault, lo)
+		}
 	}
 }
 

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package routed
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kplab/kplab/internal/netns"
+	"github.com/kplab/kplab/internal/rtnl"
+)
+
+// wiring is the attachment of one pod, decided and ready to be written.
+type wiring struct {
+	node   *rtnl.Conn
+	pod    *netns.NS
+	mtu    int
+	nodeIP netip.Addr
+	ip     netip.Addr
+	host   string // name of the node's end
+	ifName string // name of the pod's end
+	alias  string
+}
+
+// add writes the attachment, in three calls to the kernel. Every message but the
+// one that makes the pair may be repeated.
+func (w wiring) add() error {
+	pod, err := rtnl.DialIn(w.pod)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = pod.Close() }()
+
+	host, err := w.pair(pod)
+	if err != nil {
+		return err
+	}
+	eth0, gw := host.Peer, netip.PrefixFrom(gateway, 32)
+	var (
+		l                   rtnl.Link
+		all, lo, own, fresh bool
+	)
+	err = pod.Do(new(rtnl.Batch).
+		SetUp(1). // lo
+		SetUp(eth0).
+		AddAddr(eth0, netip.PrefixFrom(w.ip, 32), unix.RT_SCOPE_UNIVERSE).
+		ReplaceNeigh(eth0, gateway, MAC(gateway)).
+		ReplaceRoute(rtnl.Route{Dst: gw, Link: eth0}).
+		ReplaceRoute(rtnl.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Via: gateway, Link: eth0}).
+		GetForwarding(rtnl.AllLinks, &all).GetForwarding(rtnl.DefaultLinks, &fresh).
+		GetForwarding(1, &lo).GetForwarding(eth0, &own).
+		GetLinkAt(eth0, &l))
+	if err != nil {
+		return fmt.Errorf("set up %s: %w", w.ifName, err)
+	}
+	if all || lo || own || fresh {
+		// A new namespace copies the host's setting, and a host that runs
+		// containers forwards; a pod that does is a router nobody asked for.
+		if err := w.pod.Do(stopForwarding); err != nil {
+			return err
+		}
+	}
+	err = w.node.Do(new(rtnl.Batch).
+		SetUp(host.Index).
+		SetLink(host.Index, w.alias, w.mtu, 0).
+		AddAddr(host.Index, gw, unix.RT_SCOPE_LINK).
+		ReplaceNeigh(host.Index, w.ip, MAC(w.ip)).
+		ReplaceRoute(rtnl.Route{Dst: netip.PrefixFrom(w.ip, 32), Link: host.Index, Src: w.nodeIP}).
+		GetLinkAt(host.Index, &l))
+	if err != nil {
+		return fmt.Errorf("set up %s: %w", w.host, err)
+	}
+	return nil
+}
+
+// stopForwarding runs in the pod. Writing ip_forward sets all links and the value
+// that new ones start with, but only when it changes: hence first the other way.
+func stopForwarding() error {
+	for _, value := range []string{"1", "0"} {
+		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte(value), 0); err != nil {
+			return fmt.Errorf("stop the pod from forwarding: %w", err)
+		}
+	}
+	return nil
+}
+
+// pair makes the two ends, or finds them when an earlier call made them.
+func (w wiring) pair(pod *rtnl.Conn) (rtnl.Link, error) {
+	var host rtnl.Link
+	for attempt := 0; ; attempt++ {
+		err := w.node.Do(new(rtnl.Batch).AddVeth(rtnl.Veth{
+			Name: w.host, MTU: w.mtu, MAC: MAC(gateway), Up: true,
+			Peer: rtnl.VethPeer{Name: w.ifName, MTU: w.mtu, MAC: MAC(w.ip), NSFd: w.pod.Fd()},
+		}).GetLink(w.host, &host))
+		if err == nil {
+			return host, nil
+		}
+		if !errors.Is(err, unix.EEXIST) || attempt > 0 {
+			return host, err
+		}
+		// One of the two names is taken: by an earlier ADD of this attachment, by
+		// the dying link of an earlier sandbox, or by a stranger.
+		found, err := w.existing(pod)
+		if err != nil || found.Index != 0 {
+			return found, err
+		}
+	}
+}
+
+// existing returns the host end when both ends belong together. A host end of this
+// attachment whose pod end is elsewhere is removed, and the zero Link returned.
+func (w wiring) existing(pod *rtnl.Conn) (rtnl.Link, error) {
+	var host, eth rtnl.Link
+	if err := w.node.Do(new(rtnl.Batch).GetLink(w.host, &host).Tolerate(unix.ENODEV)); err != nil {
+		return host, err
+	}
+	if err := pod.Do(new(rtnl.Batch).GetLink(w.ifName, &eth).Tolerate(unix.ENODEV)); err != nil {
+		return host, err
+	}
+	switch {
+	case host.Index == 0:
+		return host, fmt.Errorf("the pod has an interface %s already that is not this plugin's: %w", w.ifName, unix.EEXIST)
+	case host.Alias != "" && !w.owns(host.Alias):
+		return rtnl.Link{}, fmt.Errorf("link %s on the node belongs to %q: %w", w.host, host.Alias, unix.EEXIST)
+	case eth.Index != 0 && eth.Index == host.Peer && eth.Peer == host.Index && eth.MAC.String() == MAC(w.ip).String():
+		return host, nil
+	case eth.Index != 0 && (eth.Index != host.Peer || eth.Peer != host.Index):
+		return rtnl.Link{}, fmt.Errorf("the pod has an interface %s already that is not this plugin's: %w", w.ifName, unix.EEXIST)
+	}
+	err := w.node.Do(new(rtnl.Batch).DelLink(host.Index).Tolerate(unix.ENODEV))
+	return rtnl.Link{}, err
+}
+
+// owns reports whether an alias was written for this attachment.
+func (w wiring) owns(alias string) bool {
+	mine, _, _ := strings.Cut(w.alias, " ")
+	theirs, _, _ := strings.Cut(alias, " ")
+	return mine == theirs
+}
+
+// remove takes the node's side away. The pod's side goes with the pair or with
+// the namespace.
+func (w wiring) remove(keepLink bool) error {
+	var host rtnl.Link
+	if err := w.node.Do(new(rtnl.Batch).GetLink(w.host, &host).Tolerate(unix.ENODEV)); err != nil {
+		return err
+	}
+	if host.Index == 0 || host.Alias != "" && !w.owns(host.Alias) {
+		return nil
+	}
+	b := new(rtnl.Batch)
+	if w.ip.IsValid() {
+		b.DelRoute(rtnl.Route{Dst: netip.PrefixFrom(w.ip, 32), Link: host.Index}).DelNeigh(host.Index, w.ip)
+	}
+	if !keepLink {
+		b.DelLink(host.Index).Tolerate(unix.ENODEV)
+	}
+	return w.node.Do(b)
+}
