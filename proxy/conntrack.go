@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/mdlayher/netlink"
+	"github.com/ti-mo/conntrack"
+	"github.com/ti-mo/netfilter"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kplab/kplab/internal/netns"
+)
+
+// A connection tracking entry remembers where the first packet of a flow was
+// sent and sends all later ones there. A UDP client that keeps its source port
+// never starts a new flow, so when its endpoint goes, or when it was sending
+// before there was one, its packets go nowhere until the entry is removed. TCP
+// needs no help: a dead peer answers or times out, and the client reconnects.
+
+// UDPFlow is one UDP entry of a node's connection tracking table.
+type UDPFlow struct {
+	// Src and Dst are the addresses of the flow's first packet, as sent.
+	Src, Dst netip.AddrPort
+	// Peer is who answers: the endpoint, if the packet was translated.
+	Peer netip.AddrPort
+
+	entry conntrack.Flow
+}
+
+// ConntrackTable is a node's connection tracking table.
+type ConntrackTable interface {
+	// UDPFlows lists the UDP entries of one family.
+	UDPFlows(ctx context.Context, family corev1.IPFamily) ([]UDPFlow, error)
+	// Delete removes entries; those that are gone already are success.
+	Delete(ctx context.Context, flows []UDPFlow) error
+	// LocalAddrs lists the addresses of the node's links.
+	LocalAddrs(ctx context.Context) ([]netip.Addr, error)
+}
+
+// udpEntries is what the UDP Service ports of a snapshot want of the table.
+type udpEntries struct {
+	// serving are the endpoints that may answer for an address and port of a
+	// Service. nodePorts have their own, for any address of the node.
+	serving   map[netip.AddrPort][]netip.AddrPort
+	nodePorts map[nodePortKey][]netip.AddrPort
+}
+
+type nodePortKey struct {
+	family corev1.IPFamily
+	port   uint16
+}
+
+func newUDPEntries(s *Snapshot) udpEntries {
+	e := udpEntries{serving: map[netip.AddrPort][]netip.AddrPort{}, nodePorts: map[nodePortKey][]netip.AddrPort{}}
+	if s == nil {
+		return e
+	}
+	for _, p := range udpPorts(s) {
+		e.serving[netip.AddrPortFrom(p.ClusterIP, p.Port)] = p.Serving
+		for _, a := range p.ExternalIPs {
+			e.serving[netip.AddrPortFrom(a, p.Port)] = p.Serving
+		}
+		for _, a := range p.LoadBalancerIPs {
+			e.serving[netip.AddrPortFrom(a, p.Port)] = p.Serving
+		}
+		if p.NodePort != 0 {
+			e.nodePorts[nodePortKey{p.Family, p.NodePort}] = p.Serving
+		}
+	}
+	return e
+}
+
+// udpPorts are the Service ports that conntrack clean-up is about.
+func udpPorts(s *Snapshot) []*ServicePort {
+	if s == nil {
+		return nil
+	}
+	var out []*ServicePort
+	for _, p := range s.Services {
+		if p.Protocol == corev1.ProtocolUDP {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// staleFlows picks the entries that hold a client back, by comparing the table
+// with what is wanted; a flow towards an endpoint that serves, terminating or
+// not, is never touched. now is the applied snapshot, before the one applied
+// earlier, nil after a start. serviceCIDRs helps after a start: a translated
+// flow to an address in there that no Service has is left over from one.
+//
+// A Service without any serving endpoint is left alone: there is nothing better
+// to send its clients to, and the next endpoint brings this here again.
+func staleFlows(flows []UDPFlow, before, now *Snapshot, local []netip.Addr, serviceCIDRs []netip.Prefix) []UDPFlow {
+	want, had := newUDPEntries(now), newUDPEntries(before)
+	lookup := func(e udpEntries, f UDPFlow) ([]netip.AddrPort, bool) {
+		if eps, ok := e.serving[f.Dst]; ok {
+			return eps, true
+		}
+		if !f.Dst.Addr().IsLoopback() && !slices.Contains(local, f.Dst.Addr()) {
+			// Somebody's packet to a like-numbered port elsewhere.
+			return nil, false
+		}
+		eps, ok := e.nodePorts[nodePortKey{FamilyOf(f.Dst.Addr()), f.Dst.Port()}]
+		return eps, ok
+	}
+	var out []UDPFlow
+	for _, f := range flows {
+		if eps, ok := lookup(want, f); ok {
+			if len(eps) > 0 && !slices.Contains(eps, f.Peer) {
+				out = append(out, f)
+			}
+			continue
+		}
+		translated := f.Peer != f.Dst
+		_, ours := lookup(had, f)
+		if before == nil {
+			ours = slices.ContainsFunc(serviceCIDRs, func(p netip.Prefix) bool { return p.Contains(f.Dst.Addr()) })
+		}
+		if translated && ours {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// KernelConntrack is the table of a network namespace, by netlink.
+type KernelConntrack struct {
+	// NetNS is the node's namespace; nil means the current one.
+	NetNS *netns.NS
+}
+
+func (k KernelConntrack) dial() (*conntrack.Conn, error) {
+	cfg := &netlink.Config{}
+	if k.NetNS != nil {
+		cfg.NetNS = k.NetNS.Fd()
+	}
+	c, err := conntrack.Dial(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("open the connection tracking table: %w", err)
+	}
+	return c, nil
+}
+
+// UDPFlows implements ConntrackTable.
+func (k KernelConntrack) UDPFlows(_ context.Context, family corev1.IPFamily) ([]UDPFlow, error) {
+	c, err := k.dial()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = c.Close() }()
+	nf := netfilter.ProtoIPv4
+	if family == corev1.IPv6Protocol {
+		nf = netfilter.ProtoIPv6
+	}
+	all, err := c.DumpFilter(conntrack.NewFilter().Family(nf), nil)
+	if err != nil {
+		return nil, fmt.Errorf("list the connection tracking table: %w", err)
+	}
+	var out []UDPFlow
+	for i := range all {
+		f := &all[i]
+		if f.TupleOrig.Proto.Protocol != unix.IPPROTO_UDP || FamilyOf(f.TupleOrig.IP.DestinationAddress) != family {
+			continue
+		}
+		out = append(out, UDPFlow{
+			Src:   netip.AddrPortFrom(f.TupleOrig.IP.SourceAddress, f.TupleOrig.Proto.SourcePort),
+			Dst:   netip.AddrPortFrom(f.TupleOrig.IP.DestinationAddress, f.TupleOrig.Proto.DestinationPort),
+			Peer:  netip.AddrPortFrom(f.TupleReply.IP.SourceAddress, f.TupleReply.Proto.SourcePort),
+			entry: *f,
+		})
+	}
+	return out, nil
+}
+
+// Delete implements ConntrackTable.
+func (k KernelConntrack) Delete(_ context.Context, flows []UDPFlow) error {
+	if len(flows) == 0 {
+		return nil
+	}
+	c, err := k.dial()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	var errs []error
+	for _, f := range flows {
+		if err := c.Delete(f.entry); err != nil && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, fmt.Errorf("delete the connection tracking entry %s -> %s: %w", f.Src, f.Dst, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// LocalAddrs implements ConntrackTable.
+func (k KernelConntrack) LocalAddrs(context.Context) ([]netip.Addr, error) {
+	var out []netip.Addr
+	list := func() error {
+		addrs, err := net.InterfaceAddrs()
+		for _, a := range addrs {
+			if n, ok := a.(*net.IPNet); ok {
+				if ip, ok := netip.AddrFromSlice(n.IP); ok {
+					out = append(out, ip.Unmap())
+				}
+			}
+		}
+		return err
+	}
+	var err error
+	if k.NetNS == nil {
+		err = list()
+	} else {
+		err = k.NetNS.Do(list)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the node's addresses: %w", err)
+	}
+	return out, nil
+}
+
+// CleanConntrack removes the UDP entries of a table that hold clients back after
+// now was applied in place of before (nil after a start), and returns how many.
+// Entries towards endpoints that serve are never touched. Call it after the
+// rules are in the kernel: an entry removed earlier would be made again by the
+// client's next packet, under the old rules.
+func CleanConntrack(ctx context.Context, table ConntrackTable, before, now *Snapshot, serviceCIDRs []netip.Prefix) (int, error) {
+	if before != nil && slices.Equal(udpPorts(before), udpPorts(now)) {
+		return 0, nil
+	}
+	local, err := table.LocalAddrs(ctx)
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, family := range now.Families {
+		flows, err := table.UDPFlows(ctx, family)
+		if err != nil {
+			return n, err
+		}
+		stale := staleFlows(flows, before, now, local, serviceCIDRs)
+		if err := table.Delete(ctx, stale); err != nil {
+			return n, err
+		}
+		n += len(stale)
+	}
+	return n, nil
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxytest
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kplab/kplab/internal/netns"
+	"github.com/kplab/kplab/proxy"
+)
+
+// Mode is a mode under test.
+type Mode struct {
+	// Name is the mode's name; Variant tells apart several forms of one mode.
+	Name, Variant string
+	// New makes the mode of one node. It skips the test when the machine lacks
+	// what the mode needs.
+	New func(t testing.TB, node *netns.NS) proxy.Mode
+}
+
+// String names the mode in test names.
+func (m Mode) String() string {
+	if m.Variant == "" {
+		return m.Name
+	}
+	return m.Name + "-" + m.Variant
+}
+
+// Lab is a topology whose nodes run a mode.
+type Lab struct {
+	*Topology
+	// Mode is the name of the mode under test, for rows in which modes differ.
+	Mode  string
+	nodes []*labNode
+	// Zones are the nodes' zones, by name.
+	Zones map[string]string
+}
+
+type labNode struct {
+	host    *Host
+	mode    proxy.Mode
+	table   proxy.ConntrackTable
+	current *proxy.Snapshot
+}
+
+// NewLab builds a topology and gives each node a mode of its own. Cleanup of the
+// modes runs before the namespaces go, and must succeed twice.
+func NewLab(t *testing.T, m Mode) *Lab {
+	t.Helper()
+	lab := &Lab{Topology: NewTopology(t), Mode: m.Name, Zones: map[string]string{"n1": "a", "n2": "b"}}
+	for _, h := range []*Host{lab.N1, lab.N2} {
+		n := &labNode{host: h, mode: m.New(t, h.NS), table: proxy.KernelConntrack{NetNS: h.NS}}
+		if err := n.mode.Probe(t.Context()); err != nil {
+			t.Fatalf("probe: %v", err)
+		}
+		lab.nodes = append(lab.nodes, n)
+		ctx := context.WithoutCancel(t.Context())
+		t.Cleanup(func() {
+			for range 2 {
+				if err := n.mode.Cleanup(ctx); err != nil {
+					t.Errorf("clean up %s: %v", h.Name, err)
+				}
+			}
+		})
+	}
+	return lab
+}
+
+// Apply makes both nodes serve exactly these objects, and returns when the rules
+// are read back and stale entries are gone.
+func (l *Lab) Apply(t testing.TB, services []*corev1.Service, slices ...*discoveryv1.EndpointSlice) {
+	t.Helper()
+	// Rows apply an empty state as their clean-up, when their own context ended.
+	ctx := context.WithoutCancel(t.Context())
+	for _, n := range l.nodes {
+		s := proxy.Decide(proxy.Facts{
+			NodeName: n.host.Name, NodeIPs: []netip.Addr{n.host.IP}, Zone: l.Zones[n.host.Name],
+			ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix(ClusterCIDR)}, LocalhostNodePorts: true,
+		}, services, slices)
+		p, err := n.mode.Render(s)
+		if err != nil {
+			t.Fatalf("render for %s: %v", n.host.Name, err)
+		}
+		if err := p.Apply(ctx); err != nil {
+			t.Fatalf("apply on %s: %v", n.host.Name, err)
+		}
+		if _, err := proxy.CleanConntrack(ctx, n.table, n.current, s, []netip.Prefix{netip.MustParsePrefix(ServiceCIDR)}); err != nil {
+			t.Fatalf("conntrack on %s: %v", n.host.Name, err)
+		}
+		n.current = s
+	}
+}
+
+// Serve applies one Service with one slice, all of whose ports lead to 8080.
+func (l *Lab) Serve(t testing.TB, svc *corev1.Service, eps ...discoveryv1.Endpoint) {
+	t.Helper()
+	l.Apply(t, []*corev1.Service{svc}, Slice(svc, []int32{8080}, eps...))
+}
+
+// Row is one line of the contract.
+type Row struct {
+	// ID is the row's number in the table of observable behaviour.
+	ID, Title string
+	Run       func(t *testing.T, l *Lab)
+}
+
+// Run runs every row with every mode, each as a named subtest.
+func Run(t *testing.T, modes ...Mode) {
+	for _, m := range modes {
+		t.Run(m.String(), func(t *testing.T) {
+			lab := NewLab(t, m)
+			for _, row := range Rows() {
+				t.Run(row.ID, func(t *testing.T) {
+					t.Logf("%s: %s", row.ID, row.Title)
+					t.Cleanup(func() { lab.Apply(t, nil) })
+					row.Run(t, lab)
+				})
+			}
+		})
+	}
+}
+
+// want checks one reply: who answered, with which source seen.
+func want(t *testing.T, what string, r Reply, peer netip.Addr, backends ...*Host) {
+	t.Helper()
+	if r.Outcome != Answered {
+		t.Errorf("%s: %s, want an answer", what, r)
+		return
+	}
+	found := len(backends) == 0
+	for _, b := range backends {
+		found = found || b.Name == r.Backend
+	}
+	if !found {
+		t.Errorf("%s: %s answered, want one of %v", what, r.Backend, names(backends))
+	}
+	if peer.IsValid() && r.Peer.Addr() != peer {
+		t.Errorf("%s: %s saw %s as its client, want %s", what, r.Backend, r.Peer.Addr(), peer)
+	}
+}
+
+// wantOutcome checks how an attempt ended.
+func wantOutcome(t *testing.T, what string, r Reply, outcome string) {
+	t.Helper()
+	if r.Outcome != outcome {
+		t.Errorf("%s: %s, want %s", what, r, outcome)
+	}
+}
+
+// spread counts who answers n connections.
+func spread(t *testing.T, from *Host, to string, n int) map[string]int {
+	t.Helper()
+	out := map[string]int{}
+	for range n {
+		r := from.TCP(to)
+		if r.Outcome != Answered {
+			t.Fatalf("connection to %s: %s", to, r)
+		}
+		out[r.Backend]++
+	}
+	return out
+}
+
+func names(hs []*Host) []string {
+	var out []string
+	for _, h := range hs {
+		out = append(out, h.Name)
+	}
+	return out
+}

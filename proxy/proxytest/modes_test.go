@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxytest
+
+import (
+	"testing"
+
+	"github.com/kplab/kplab/internal/netns"
+	"github.com/kplab/kplab/internal/nettest"
+	"github.com/kplab/kplab/proxy"
+	"github.com/kplab/kplab/proxy/iptables"
+)
+
+func TestMain(m *testing.M) { nettest.Main(m) }
+
+// modes is the list of modes under test.
+func modes() []Mode {
+	return []Mode{
+		{Name: "iptables", Variant: "nft", New: func(t testing.TB, ns *netns.NS) proxy.Mode {
+			nettest.Need(t, "iptables")
+			return iptables.New(iptables.Options{NetNS: ns, Variant: iptables.VariantNFT})
+		}},
+		{Name: "iptables", Variant: "legacy", New: func(t testing.TB, ns *netns.NS) proxy.Mode {
+			nettest.Need(t, "iptables-legacy")
+			return iptables.New(iptables.Options{NetNS: ns, Variant: iptables.VariantLegacy, LockFile: t.TempDir() + "/xtables.lock"})
+		}},
+	}
+}
+
+func TestConformance(t *testing.T) {
+	nettest.NeedRoot(t)
+	nettest.LeakCheck(t)
+	Run(t, modes()...)
+}
