@@ -107,3 +107,9 @@ func needRoot(command string) error {
 	}
 	return fmt.Errorf("making and entering network namespaces needs root: run `sudo kplab %s`", command)
 }
+
+// cutService takes "NAMESPACE/NAME" apart.
+func cutService(qualified string) (namespace, name string, ok bool) {
+	namespace, name, ok = strings.Cut(qualified, "/")
+	return namespace, name, ok && namespace != "" && name != ""
+}

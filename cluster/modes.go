@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/kplab/kplab/internal/netns"
+	"github.com/kplab/kplab/proxy"
+	"github.com/kplab/kplab/proxy/iptables"
+)
+
+// ModeOptions is what a proxy mode of one node is made from.
+type ModeOptions struct {
+	// NetNS is the node's; nil for a mode that only renders.
+	NetNS *netns.NS
+	// LockFile is the lock of the legacy iptables tools in that namespace.
+	LockFile string
+	// Journal keeps what the mode has to restore when it is cleaned up.
+	Journal string
+}
+
+// ProxyModes is the list of the proxy modes, by the name that --proxy-mode takes.
+var ProxyModes = map[string]func(ModeOptions) proxy.Mode{
+	"iptables": func(o ModeOptions) proxy.Mode {
+		return iptables.New(iptables.Options{NetNS: o.NetNS, LockFile: o.LockFile, Journal: o.Journal})
+	},
+}
+
+func modeNames() []string { return slices.Sorted(maps.Keys(ProxyModes)) }

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"io"
+	"net/netip"
+	"os"
+	"strconv"
+
+	"k8s.io/klog/v2"
+)
+
+// sudoUser returns who called sudo, when somebody did: files that are made for
+// the person belong to that user.
+func sudoUser() (uid, gid int, ok bool) {
+	uid, errUID := strconv.Atoi(os.Getenv("SUDO_UID"))
+	gid, errGID := strconv.Atoi(os.Getenv("SUDO_GID"))
+	return uid, gid, errUID == nil && errGID == nil && uid != 0
+}
+
+// redirectKlog sends what the Kubernetes libraries say to the lab's log.
+func redirectKlog(w io.Writer) {
+	klog.LogToStderr(false)
+	klog.SetOutput(w)
+}
+
+func addrs(a ...netip.Addr) []netip.Addr { return a }
