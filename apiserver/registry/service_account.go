@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/kplab/kplab/apiserver/allocator"
+)
+
+// serviceAllocator keeps the account of cluster IPs and node ports. Nothing of it
+// is on disk: the first write after a start derives it from the stored Services.
+type serviceAllocator struct {
+	store    *Store
+	book     *allocator.Book
+	families []corev1.IPFamily // the first one is the default
+	broken   error             // why there is no book
+
+	mu     sync.Mutex
+	loaded bool
+	// unclear are writes of which the store could not say whether they are
+	// stored. What they hold stays taken until a look at the store settles it.
+	unclear []*serviceWrite
+}
+
+func newServiceAllocator(store *Store, deps Deps) *serviceAllocator {
+	a := &serviceAllocator{store: store}
+	if a.book, a.families, a.broken = newBook(deps); a.broken != nil {
+		a.broken = apierrors.NewInternalError(fmt.Errorf("no Service can be written: %w", a.broken))
+	}
+	return a
+}
+
+// open begins a write. It derives the account from the store if that has not
+// happened yet, and settles writes whose end was unclear.
+func (a *serviceAllocator) open(ctx context.Context) (*serviceWrite, error) {
+	if a.broken != nil {
+		return nil, a.broken
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.loaded {
+		list, err := a.store.List(genericapirequest.WithNamespace(ctx, metav1.NamespaceAll), &internalversion.ListOptions{})
+		if err != nil {
+			return nil, err
+		}
+		services := list.(*corev1.ServiceList).Items
+		records := make([]allocator.Record, 0, len(services))
+		for i := range services {
+			records = append(records, recordOf(&services[i]))
+		}
+		a.book.Load(records)
+		a.loaded = true
+	}
+	if len(a.unclear) > 0 {
+		a.clear(ctx)
+	}
+	return &serviceWrite{}, nil
+}
+
+// close settles a write by the store's answer.
+func (a *serviceAllocator) close(w *serviceWrite, out runtime.Object, err error) {
+	switch {
+	case w.txn == nil:
+	case err == nil && !w.dryRun:
+		a.stored(w, out.(*corev1.Service))
+	case err == nil || w.dryRun || refused(err):
+		w.txn.End()
+	default:
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.unclear = append(a.unclear, w)
+	}
+}
+
+func (a *serviceAllocator) stored(w *serviceWrite, s *corev1.Service) {
+	r := recordOf(s)
+	w.txn.Store(r.Revision, r.Values)
+}
+
+// refused tells whether err is a definite no: an answer of the API about the
+// request, as opposed to a failure on the way to the disk.
+func refused(err error) bool {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return false
+	}
+	code := status.Status().Code
+	return code >= http.StatusBadRequest && code < http.StatusInternalServerError
+}
+
+// clear looks in the store what became of the unclear writes. Those that it
+// cannot read stay. The caller holds a.mu.
+func (a *serviceAllocator) clear(ctx context.Context) {
+	const patience = 10 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	var still []*serviceWrite
+	for _, w := range a.unclear {
+		obj, err := a.store.Get(genericapirequest.WithNamespace(ctx, w.namespace), w.name, &metav1.GetOptions{})
+		switch {
+		case err == nil && string(obj.(*corev1.Service).UID) == w.uid:
+			a.stored(w, obj.(*corev1.Service))
+		case err == nil || apierrors.IsNotFound(err):
+			w.txn.End()
+		default:
+			still = append(still, w)
+		}
+	}
+	a.unclear = still
+}
+
+// deleted gives back what a Service had. It waits for a load in progress, which
+// may have seen the Service.
+func (a *serviceAllocator) deleted(s *corev1.Service) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.loaded {
+		a.book.Deleted(ownerOf(s))
+	}
+}
