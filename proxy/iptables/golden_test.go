@@ -136,12 +136,15 @@ func TestGoldenApplied(t *testing.T) {
 	nettest.Need(t, "iptables")
 	for name, nfacct := range map[string]bool{"nfacct": true, "plain": false} {
 		t.Run(name, func(t *testing.T) {
-			if nfacct {
+			nettest.LeakCheck(t)
+			f, err := Detect(t.Context(), VariantNFT)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if nfacct && !f.NFAcct {
 				nettest.Need(t, "nfacct")
 			}
-			nettest.LeakCheck(t)
 			ns := nettest.NewNS(t)
-			f := DefaultFeatures()
 			f.NFAcct = nfacct
 			m := New(Options{NetNS: ns, Features: &f})
 			p, err := m.Render(goldenSnapshot(t))
@@ -154,6 +157,9 @@ func TestGoldenApplied(t *testing.T) {
 			got := canonical(iptablesSave(t, execx.In(ns)), nfacct)
 			if d := cmp.Diff(canonical(readGolden(t), nfacct), got); d != "" {
 				t.Errorf("kernel differs from kube-proxy's (-kube-proxy +kplab):\n%s", d)
+			}
+			if err := m.Cleanup(t.Context()); err != nil {
+				t.Error(err)
 			}
 		})
 	}

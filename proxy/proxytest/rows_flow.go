@@ -41,18 +41,18 @@ func (l *Lab) afterPauses(t *testing.T, moved func() bool) bool {
 // may have route_localnet set.
 func (l *Lab) loopbackGuard(t *testing.T) {
 	t.Helper()
-	ln, err := l.N1.NS.Listen(t.Context(), "tcp", "127.0.0.1:8181")
+	victim, err := l.N1.NS.ListenPacket(t.Context(), "udp", "127.0.0.1:8181")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = ln.Close() }()
+	defer func() { _ = victim.Close() }()
 	in(t, l.X.NS, func() error {
 		// The sender must want to send it: its own loopback would answer else.
 		lo, err := netlink.LinkByName("lo")
 		if err != nil {
 			return err
 		}
-		if err := netlink.LinkSetDown(lo); err != nil {
+		if err := netlink.AddrDel(lo, addr("127.0.0.1/8")); err != nil {
 			return err
 		}
 		_, loop, _ := net.ParseCIDR("127.0.0.0/8")
@@ -73,11 +73,20 @@ func (l *Lab) loopbackGuard(t *testing.T) {
 			if err := netlink.RouteDel(&netlink.Route{Dst: loop}); err != nil {
 				return err
 			}
-			return netlink.LinkSetUp(lo)
+			return netlink.AddrAdd(lo, addr("127.0.0.1/8"))
 		})
 	})
-	if r := l.X.TCP("127.0.0.1:8181"); r.Outcome == Answered {
-		t.Errorf("a neighbour reached 127.0.0.1 of the node: %s", r)
+	c, err := l.X.NS.Dial(t.Context(), "udp", "127.0.0.1:8181")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	if _, err := c.Write([]byte("intruder")); err != nil {
+		t.Fatal(err)
+	}
+	_ = victim.SetReadDeadline(time.Now().Add(quiet))
+	if n, from, err := victim.ReadFrom(make([]byte, 64)); err == nil {
+		t.Errorf("%d bytes from %s reached 127.0.0.1 of the node", n, from)
 	}
 }
 

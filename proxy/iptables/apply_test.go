@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/kplab/kplab/internal/execx"
+	"github.com/kplab/kplab/internal/netns"
+	"github.com/kplab/kplab/internal/nettest"
+	"github.com/kplab/kplab/proxy"
+)
+
+// variants runs a test with each variant of the tools.
+func variants(t *testing.T, fn func(t *testing.T, ns *netns.NS, m func() *Mode)) {
+	nettest.NeedRoot(t)
+	for v, feature := range map[Variant]string{VariantNFT: "iptables", VariantLegacy: "iptables-legacy"} {
+		t.Run(string(v), func(t *testing.T) {
+			nettest.Need(t, feature)
+			nettest.LeakCheck(t)
+			ns := nettest.NewNS(t)
+			f, err := Detect(t.Context(), v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lock := t.TempDir() + "/lock"
+			fn(t, ns, func() *Mode { return New(Options{NetNS: ns, Variant: v, Features: &f, LockFile: lock}) })
+		})
+	}
+}
+
+func saveCmd(m *Mode) string {
+	if m.opts.Variant == VariantLegacy {
+		return "iptables-legacy-save"
+	}
+	return "iptables-nft-save"
+}
+
+func dumpKernel(t testing.TB, ns *netns.NS, m *Mode) []string {
+	t.Helper()
+	out, err := execx.In(ns).Run(t.Context(), execx.Cmd{Path: saveCmd(m)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return canonical(string(out.Stdout), true)
+}
+
+func apply(t testing.TB, m *Mode, s *proxy.Snapshot) *Program {
+	t.Helper()
+	p, err := m.Render(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Apply(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return p.(*Program)
+}
+
+// churner changes a set of Services at random.
+type churner struct {
+	*rand.Rand
+	d        *proxy.Decider
+	services map[string]*corev1.Service
+	slices   map[string]*discoveryv1.EndpointSlice
+}
+
+func newChurner(seed uint64) *churner {
+	return &churner{rand.New(rand.NewPCG(seed, 1)), proxy.NewDecider(), map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}}
+}
+
+func (c *churner) step() {
+	i := c.IntN(8)
+	svcs, eps := synthetic(i+1, c.IntN(6))
+	svc, slice := svcs[i], eps[i]
+	key := svc.Name
+	switch c.IntN(6) {
+	case 0:
+		c.d.DeleteService(svc.Namespace, svc.Name)
+		delete(c.services, key)
+		return
+	case 1:
+		c.d.DeleteSlice(slice.Namespace, slice.Name)
+		delete(c.slices, key)
+		return
+	case 2, 3:
+		svc.Spec.Type = corev1.ServiceTypeLoadBalancer
+		svc.Spec.Ports[0].NodePort = int32(30000 + i)
+		if c.IntN(2) == 0 {
+			svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+			svc.Spec.HealthCheckNodePort = int32(31000 + i)
+		}
+		if c.IntN(2) == 0 {
+			local := corev1.ServiceInternalTrafficPolicyLocal
+			svc.Spec.InternalTrafficPolicy = &local
+		}
+		if c.IntN(2) == 0 {
+			svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+		}
+		if c.IntN(2) == 0 {
+			svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: fmt.Sprintf("203.0.113.%d", i)}}
+			svc.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24", "172.18.0.0/16"}[:c.IntN(3)]
+		}
+		if c.IntN(2) == 0 {
+			svc.Spec.ExternalIPs = []string{fmt.Sprintf("192.0.2.%d", c.IntN(4))}
+		}
+	}
+	for j := range slice.Endpoints {
+		yes, no := true, false
+		switch c.IntN(4) {
+		case 0:
+			slice.Endpoints[j].Conditions = discoveryv1.EndpointConditions{Ready: &no, Serving: &yes, Terminating: &yes}
+		case 1:
+			slice.Endpoints[j].Conditions = discoveryv1.EndpointConditions{Ready: &no, Serving: &no}
+		}
+	}
+	c.d.SetService(svc)
+	c.services[key] = svc
+	if c.IntN(3) > 0 {
+		c.d.SetSlice(slice)
+		c.slices[key] = slice
+	}
+}
+
+func (c *churner) fresh() *proxy.Snapshot {
+	var svcs []*corev1.Service
+	for _, s := range c.services {
+		svcs = append(svcs, s)
+	}
+	var eps []*discoveryv1.EndpointSlice
+	for _, s := range c.slices {
+		eps = append(eps, s)
+	}
+	return proxy.Decide(testFacts(), svcs, eps)
+}
+
+// TestChurn changes Services at random, applies each change, and compares the
+// kernel with a fresh rendering in an empty namespace.
+func TestChurn(t *testing.T) {
+	variants(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
+		c := newChurner(7)
+		m := mode()
+		steps := 60
+		if testing.Short() {
+			steps = 20
+		}
+		for i := range steps {
+			for range 1 + c.IntN(2) {
+				c.step()
+			}
+			apply(t, m, c.d.Decide(testFacts()))
+			if i%15 == 7 {
+				m = mode() // a restart: nothing is remembered
+			}
+			if i%6 != 0 && i != steps-1 {
+				continue
+			}
+			other := nettest.NewNS(t)
+			f := *m.features
+			ref := New(Options{NetNS: other, Variant: m.opts.Variant, Features: &f, LockFile: m.opts.LockFile})
+			apply(t, ref, c.fresh())
+			if d := cmp.Diff(dumpKernel(t, other, ref), dumpKernel(t, ns, m)); d != "" {
+				t.Fatalf("step %d: kernel differs from a fresh rendering (-fresh +kernel):\n%s", i, d)
+			}
+		}
+		if err := m.Cleanup(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestRestartTouchesNothing checks that a new process with the same wanted state
+// writes no rule: counters of the kernel's rules keep their values.
+func TestRestartTouchesNothing(t *testing.T) {
+	variants(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
+		s := goldenSnapshot(t)
+		apply(t, mode(), s)
+		m := mode()
+		seen := &recorder{Runner: execx.In(ns)}
+		m.exec = seen
+		apply(t, m, s)
+		for _, c := range seen.cmds {
+			if strings.HasSuffix(c.Path, "-restore") && len(c.Stdin) > 0 {
+				t.Errorf("a restart wrote:\n%s", c.Stdin)
+			}
+		}
+	})
+}
+
+// recorder notes the commands it passes on.
+type recorder struct {
+	execx.Runner
+	cmds []execx.Cmd
+}
+
+func (r *recorder) Run(ctx context.Context, c execx.Cmd) (execx.Result, error) {
+	r.cmds = append(r.cmds, c)
+	return r.Runner.Run(ctx, c)
+}
+
+// TestSmallChange checks that one endpoint's change writes one Service's chains
+// and runs one process.
+func TestSmallChange(t *testing.T) {
+	variants(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
+		svcs, eps := synthetic(30, 4)
+		d := proxy.NewDecider()
+		for i := range svcs {
+			d.SetService(svcs[i])
+			d.SetSlice(eps[i])
+		}
+		m := mode()
+		apply(t, m, d.Decide(testFacts()))
+		seen := &recorder{Runner: execx.In(ns)}
+		m.tool.exec = seen
+		changed := eps[3].DeepCopy()
+		changed.Endpoints = changed.Endpoints[1:]
+		d.SetSlice(changed)
+		apply(t, m, d.Decide(testFacts()))
+		restores := 0
+		for _, c := range seen.cmds {
+			if !strings.HasSuffix(c.Path, "-restore") {
+				continue
+			}
+			restores++
+			if n := strings.Count(string(c.Stdin), "\n"); n > 12 {
+				t.Errorf("%d lines for one endpoint:\n%s", n, c.Stdin)
+			}
+		}
+		if restores != 1 {
+			t.Errorf("%d restore processes, want 1", restores)
+		}
+	})
+}
+
+// TestHeal flushes tables behind the mode's back.
+func TestHeal(t *testing.T) {
+	variants(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
+		m := mode()
+		s := goldenSnapshot(t)
+		apply(t, m, s)
+		before := dumpKernel(t, ns, m)
+		for _, args := range []string{"-t nat -F; -t nat -X", "-t filter -F; -t filter -X", "-t nat -F KUBE-SERVICES"} {
+			for _, one := range strings.Split(args, "; ") {
+				if _, err := execx.In(ns).Run(t.Context(), execx.Cmd{Path: strings.TrimSuffix(saveCmd(m), "-save"), Args: strings.Fields(one)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if intact, err := m.Intact(t.Context()); err != nil || intact != strings.Contains(args, "KUBE-SERVICES") {
+				t.Errorf("%s: intact %v, %v", args, intact, err)
+			}
+			m.Reset()
+			apply(t, m, s)
+			if d := cmp.Diff(before, dumpKernel(t, ns, m)); d != "" {
+				t.Errorf("%s: not healed (-before +after):\n%s", args, d)
+			}
+		}
+		if intact, err := m.Intact(t.Context()); err != nil || !intact {
+			t.Errorf("intact %v, %v", intact, err)
+		}
+	})
+}
+
+// TestCleanup checks that everything of ours goes and everything else stays.
+func TestCleanup(t *testing.T) {
+	variants(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
+		m := mode()
+		tool := strings.TrimSuffix(saveCmd(m), "-save")
+		foreign := "*filter\n:MINE - [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\n-A INPUT -s 192.0.2.1/32 -j MINE\n-A MINE -m comment --comment \"jumps to KUBE-SERVICES\" -j DROP\n-A FORWARD -j ACCEPT\nCOMMIT\n" +
+			"*nat\n:CNI-HOSTPORT - [0:0]\n-A PREROUTING -p tcp -j CNI-HOSTPORT\n-A POSTROUTING -s 192.0.2.0/24 -j MASQUERADE\nCOMMIT\n*mangle\n-A OUTPUT -j MARK --set-xmark 0x1/0x1\nCOMMIT\n"
+		run := execx.In(ns)
+		if _, err := run.Run(t.Context(), execx.Cmd{Path: tool + "-restore", Stdin: []byte(foreign)}); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Cleanup(t.Context()); err != nil {
+			t.Fatalf("nothing to clean: %v", err)
+		}
+		before := dumpKernel(t, ns, m)
+		was, err := readSysctl(ns, routeLocalnet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		apply(t, m, goldenSnapshot(t))
+		if now, err := readSysctl(ns, routeLocalnet); err != nil || now != "1" {
+			t.Errorf("route_localnet is %s, %v", now, err)
+		}
+		for i := range 2 {
+			if err := m.Cleanup(t.Context()); err != nil {
+				t.Fatalf("clean-up %d: %v", i+1, err)
+			}
+			if d := cmp.Diff(before, dumpKernel(t, ns, m)); d != "" {
+				t.Errorf("clean-up %d (-before +after):\n%s", i+1, d)
+			}
+		}
+		if now, err := readSysctl(ns, routeLocalnet); err != nil || now != was {
+			t.Errorf("route_localnet is %s, %v; was %s", now, err, was)
+		}
+
+		// After a crash another process cleans up.
+		apply(t, mode(), goldenSnapshot(t))
+		if err := mode().Cleanup(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(before, dumpKernel(t, ns, m)); d != "" {
+			t.Errorf("clean-up by another process (-before +after):\n%s", d)
+		}
+	})
+}
+
+// TestCleanupKeepsForeignJumps checks that a foreign rule which uses a chain of
+// ours is named and not removed.
+func TestCleanupKeepsForeignJumps(t *testing.T) {
+	variants(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
+		m := mode()
+		apply(t, m, goldenSnapshot(t))
+		run := execx.In(ns)
+		tool := strings.TrimSuffix(saveCmd(m), "-save")
+		if _, err := run.Run(t.Context(), execx.Cmd{Path: tool + "-restore", Args: []string{"--noflush"}, Stdin: []byte("*nat\n:MINE - [0:0]\n-A MINE -j KUBE-MARK-MASQ\nCOMMIT\n")}); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Cleanup(t.Context()); err == nil || !strings.Contains(err.Error(), "-A MINE -j KUBE-MARK-MASQ") {
+			t.Errorf("error is %v", err)
+		}
+		if _, err := run.Run(t.Context(), execx.Cmd{Path: tool, Args: strings.Fields("-t nat -D MINE -j KUBE-MARK-MASQ")}); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Cleanup(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestForeignRulesSurvive applies and changes beside somebody else's rules, and
+// puts the jumps back at the head when they were moved.
+func TestForeignRulesSurvive(t *testing.T) {
+	variants(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
+		m := mode()
+		run := execx.In(ns)
+		tool := strings.TrimSuffix(saveCmd(m), "-save")
+		apply(t, m, goldenSnapshot(t))
+		for _, args := range []string{"-I INPUT -s 192.0.2.9/32 -j ACCEPT", "-t nat -A PREROUTING -s 192.0.2.9/32 -j ACCEPT", "-N MINE", "-D FORWARD 2"} {
+			if _, err := run.Run(t.Context(), execx.Cmd{Path: tool, Args: strings.Fields(args)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m.Reset()
+		apply(t, m, goldenSnapshot(t))
+		got := strings.Join(dumpKernel(t, ns, m), "\n")
+		for _, want := range []string{"-A INPUT -s 192.0.2.9/32 -j ACCEPT", "-A PREROUTING -s 192.0.2.9/32 -j ACCEPT", ":MINE", `"kubernetes forwarding rules" -j KUBE-FORWARD`} {
+			if !strings.Contains(got, want) {
+				t.Errorf("no %q in\n%s", want, got)
+			}
+		}
+	})
+}
+
+// TestTwoFamilies applies IPv4 and IPv6 rules together.
+func TestTwoFamilies(t *testing.T) {
+	nettest.NeedRoot(t)
+	nettest.Need(t, "iptables")
+	nettest.Need(t, "ipv6")
+	ns := nettest.NewNS(t)
+	s := dualSnapshot()
+	m := New(Options{NetNS: ns, Variant: VariantNFT})
+	if err := m.Probe(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	apply(t, m, s)
+	out, err := execx.In(ns).Run(t.Context(), execx.Cmd{Path: "ip6tables-save"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(out.Stdout), "--to-destination [fd01::1]:8080") {
+		t.Errorf("ip6tables has\n%s", out.Stdout)
+	}
+	// A restart must find its own IPv6 text again, too.
+	again := New(Options{NetNS: ns, Variant: VariantNFT, Features: m.features})
+	seen := &recorder{Runner: execx.In(ns)}
+	again.exec = seen
+	apply(t, again, s)
+	for _, c := range seen.cmds {
+		if strings.HasSuffix(c.Path, "-restore") && len(c.Stdin) > 0 {
+			t.Errorf("a restart wrote with %s:\n%s", c.Path, c.Stdin)
+		}
+	}
+	if err := m.Cleanup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if out, err = execx.In(ns).Run(t.Context(), execx.Cmd{Path: "ip6tables-save"}); err != nil || strings.Contains(string(out.Stdout), "KUBE-") {
+		t.Errorf("after the clean-up, %v:\n%s", err, out.Stdout)
+	}
+}
+
+func dualSnapshot() *proxy.Snapshot {
+	svcs, eps := synthetic(1, 1)
+	svcs[0].Spec.ClusterIPs = []string{svcs[0].Spec.ClusterIP, "fd00::10"}
+	svcs[0].Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	svcs[0].Spec.Type = corev1.ServiceTypeNodePort
+	svcs[0].Spec.Ports[0].NodePort = 30080
+	none, _ := synthetic(2, 0)
+	none[1].Spec.ClusterIPs = []string{none[1].Spec.ClusterIP, "fd00::11"}
+	six := eps[0].DeepCopy()
+	six.Name, six.AddressType, six.Endpoints[0].Addresses = "six", discoveryv1.AddressTypeIPv6, []string{"fd01::1"}
+	f := testFacts()
+	f.NodeIPs = append(f.NodeIPs, netip.MustParseAddr("fd02::1"))
+	f.ClusterCIDRs = append(f.ClusterCIDRs, netip.MustParsePrefix("fd01::/64"))
+	return proxy.Decide(f, append(svcs, none[1]), append(eps, six))
+}
+
+// TestErrors checks what a person is told.
+func TestErrors(t *testing.T) {
+	t.Run("no tools", func(t *testing.T) {
+		missing := execx.NewFake(
+			execx.Step{Line: "iptables-nft-restore --version", Err: errors.New("executable file not found")},
+			execx.Step{Line: "iptables-restore --version", Stdout: "iptables-restore v1.8.9 (legacy)\n"},
+		)
+		_, err := findTool(t.Context(), missing, VariantNFT, "")
+		if !errors.Is(err, ErrNoTools) || !strings.Contains(err.Error(), "install the package iptables") {
+			t.Errorf("error is %v", err)
+		}
+	})
+	t.Run("offending line", func(t *testing.T) {
+		nettest.NeedRoot(t)
+		nettest.Need(t, "iptables")
+		tl, err := findTool(t.Context(), execx.In(nettest.NewNS(t)), VariantAuto, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = tl.restore(t.Context(), corev1.IPv4Protocol, "*nat\n:A - [0:0]\n-A A -j RETURN\n-A A -p tcp -m tcp --dport 99999999 -j RETURN\nCOMMIT\n")
+		if err == nil || !strings.Contains(err.Error(), `--dport 99999999 -j RETURN"`) {
+			t.Errorf("error is %v", err)
+		}
+	})
+}
