@@ -26,15 +26,15 @@ import (
 type Storages map[schema.GroupVersion]map[string]rest.Storage
 
 // Build makes the storages of kinds. getter says where objects are kept; it is
-// asked once for each kind. Build sets deps.Lookup.
-func Build(kinds []Kind, scheme *runtime.Scheme, getter generic.RESTOptionsGetter, deps Deps) (Storages, error) {
+// asked once for each kind. Build sets deps.Lookup and returns it, too.
+func Build(kinds []Kind, scheme *runtime.Scheme, getter generic.RESTOptionsGetter, deps Deps) (Storages, func(resource string) *Store, error) {
 	stores := map[string]*Store{}
 	deps.Lookup = func(resource string) *Store { return stores[resource] }
 	out := Storages{}
 	for _, k := range kinds {
 		store, err := newStore(k, scheme, getter, deps)
 		if err != nil {
-			return nil, fmt.Errorf("build the store of %s: %w", k.Resource, err)
+			return nil, nil, fmt.Errorf("build the store of %s: %w", k.Resource, err)
 		}
 		stores[k.Resource] = store
 		paths := map[string]rest.Storage{k.Resource: kindREST{store, k}}
@@ -54,7 +54,7 @@ func Build(kinds []Kind, scheme *runtime.Scheme, getter generic.RESTOptionsGette
 			out.add(v.GroupVersion, map[string]rest.Storage{k.Resource: paths[k.Resource]})
 		}
 	}
-	return out, nil
+	return out, deps.Lookup, nil
 }
 
 func (s Storages) add(gv schema.GroupVersion, paths map[string]rest.Storage) {

@@ -52,6 +52,10 @@ type Kind struct {
 	// TracksGeneration makes metadata.generation count the changes of spec.
 	TracksGeneration bool
 
+	// KeepStatusOnCreate keeps the status that the writer gives when it creates
+	// the object, for kinds that register themselves.
+	KeepStatusOnCreate bool
+
 	// PrepareForCreate clears what a client may not set. When the kind has a
 	// Status, its status has already been emptied.
 	PrepareForCreate func(ctx context.Context, obj runtime.Object)

@@ -6,6 +6,18 @@ package registry
 // documents. The function of each is in the file that bears its name.
 func Kinds() []Kind {
 	return []Kind{
+		namespaceKind(),
+		nodeKind(),
+		podKind(),
+		serviceKind(),
+		endpointsKind(),
+		endpointSliceKind(),
+		deploymentKind(),
+		replicaSetKind(),
 		configMapKind(),
+		secretKind(),
+		serviceAccountKind(),
+		eventKind(),
+		leaseKind(),
 	}
 }

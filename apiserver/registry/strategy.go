@@ -54,7 +54,7 @@ func (s strategy) DefaultGarbageCollectionPolicy(context.Context) rest.GarbageCo
 }
 
 func (s strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
-	if s.kind.Status != nil {
+	if s.kind.Status != nil && !s.kind.KeepStatusOnCreate {
 		clearField(obj, "Status")
 	}
 	if m, err := meta.Accessor(obj); err == nil {

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/kplab/kplab/apiserver/registry"
+)
+
+// newAdmission returns what is asked about every write before it is stored, in
+// this order.
+func newAdmission(lookup func(string) *registry.Store) admission.Interface {
+	return admission.NewChainHandler(
+		namespaceLifecycle{lookup},
+		podAdmission{lookup},
+	)
+}
+
+// immortal are the namespaces that cannot be deleted.
+func immortal(name string) bool {
+	switch name {
+	case metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease:
+		return true
+	}
+	return false
+}
+
+// namespaceLifecycle refuses new content in a namespace that does not exist or
+// is being deleted, and the deletion of the namespaces that every cluster has.
+// It implements admission.MutationInterface, as upstream's plugin of the same
+// name does, so that it is asked before anything changes the object.
+type namespaceLifecycle struct {
+	lookup func(string) *registry.Store
+}
+
+// Handles implements admission.Interface.
+func (namespaceLifecycle) Handles(op admission.Operation) bool {
+	return op == admission.Create || op == admission.Delete
+}
+
+// Admit implements admission.MutationInterface.
+func (n namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	isNamespace := a.GetKind().GroupKind() == schema.GroupKind{Kind: "Namespace"}
+	if a.GetOperation() == admission.Delete {
+		if isNamespace && a.GetSubresource() == "" && immortal(a.GetName()) {
+			return apierrors.NewForbidden(a.GetResource().GroupResource(), a.GetName(), fmt.Errorf("this namespace may not be deleted"))
+		}
+		return nil
+	}
+	if isNamespace || a.GetNamespace() == "" {
+		return nil
+	}
+	ns, err := n.get(ctx, a.GetNamespace())
+	if err != nil {
+		return err
+	}
+	if ns.DeletionTimestamp == nil && ns.Status.Phase != corev1.NamespaceTerminating {
+		return nil
+	}
+	refused := admission.NewForbidden(a, fmt.Errorf("unable to create new content in namespace %s because it is being terminated", ns.Name))
+	if status, ok := refused.(apierrors.APIStatus); ok {
+		s := status.Status()
+		s.Details.Causes = append(s.Details.Causes, metav1.StatusCause{
+			Type:    corev1.NamespaceTerminatingCause,
+			Message: fmt.Sprintf("namespace %s is being terminated", ns.Name),
+			Field:   "metadata.namespace",
+		})
+		return &apierrors.StatusError{ErrStatus: s}
+	}
+	return refused
+}
+
+// get reads the namespace from the watch cache, and from storage when the
+// cache does not have it (yet).
+func (n namespaceLifecycle) get(ctx context.Context, name string) (*corev1.Namespace, error) {
+	store := n.lookup("namespaces")
+	ctx = request.WithNamespace(ctx, metav1.NamespaceNone)
+	obj, err := store.Get(ctx, name, &metav1.GetOptions{ResourceVersion: "0"})
+	if apierrors.IsNotFound(err) {
+		obj, err = store.Get(ctx, name, &metav1.GetOptions{})
+	}
+	if err != nil {
+		return nil, err
+	}
+	ns, ok := obj.(*corev1.Namespace)
+	if !ok {
+		return nil, fmt.Errorf("namespace %s is stored as %T", name, obj)
+	}
+	return ns, nil
+}
+
+// accountWait is how long the creation of a pod waits for its service account:
+// the account default is made by a controller a moment after its namespace.
+const accountWait = 2 * time.Second

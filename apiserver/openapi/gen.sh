@@ -1,0 +1,29 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# Writes zz_generated.openapi.go: the OpenAPI definitions of every type that the
+# API serves. Run it by go generate. The generator's version is the one of
+# k8s.io/kube-openapi in go.mod, so that the two never disagree.
+set -eu
+cd "$(dirname "$0")"
+version=$(go list -m -f '{{.Version}}' k8s.io/kube-openapi)
+# The generator reads the Go source of these packages out of the module cache.
+exec go run "k8s.io/kube-openapi/cmd/openapi-gen@$version" \
+	--output-dir . \
+	--output-pkg github.com/kplab/kplab/apiserver/openapi \
+	--output-file zz_generated.openapi.go \
+	--go-header-file header.txt \
+	--report-filename /dev/null \
+	k8s.io/api/apps/v1 \
+	k8s.io/api/authentication/v1 \
+	k8s.io/api/autoscaling/v1 \
+	k8s.io/api/coordination/v1 \
+	k8s.io/api/core/v1 \
+	k8s.io/api/discovery/v1 \
+	k8s.io/api/events/v1 \
+	k8s.io/api/policy/v1 \
+	k8s.io/apimachinery/pkg/api/resource \
+	k8s.io/apimachinery/pkg/apis/meta/v1 \
+	k8s.io/apimachinery/pkg/runtime \
+	k8s.io/apimachinery/pkg/util/intstr \
+	k8s.io/apimachinery/pkg/version
