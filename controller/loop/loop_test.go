@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loop
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
+)
+
+// until spins: what it waits for needs a turn, not a time.
+func until(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !cond(); runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+func run(t *testing.T, l *Loop[Key]) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := l.Run(ctx); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(func() { cancel(); wg.Wait() })
+}
+
+func TestPendingCountsQueuedInHandAndRetries(t *testing.T) {
+	gate, entered := make(chan error), make(chan struct{})
+	l := New(Options[Key]{Name: "x", Workers: 2, Sync: func(ctx context.Context, _ Key) error {
+		entered <- struct{}{}
+		select {
+		case err := <-gate:
+			return err
+		case <-ctx.Done():
+			return nil
+		}
+	}})
+	run(t, l)
+	a, b, c := Key{"ns", "a"}, Key{"ns", "b"}, Key{"ns", "c"}
+	l.Add(a)
+	l.Add(b)
+	<-entered
+	<-entered
+	l.Add(c)
+	l.Add(c)
+	l.Add(a) // again, while it is in hand
+	if n := l.Pending(); n != 3 {
+		t.Fatalf("pending: %d", n)
+	}
+	gate <- nil                   // one of them
+	gate <- errors.New("not yet") // and the other, which is tried again
+	// What follows: c, a again, the failed one again; it may be a itself.
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for l.Pending() > 0 {
+			select {
+			case <-entered:
+				gate <- nil
+			default:
+				runtime.Gosched()
+			}
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Fatalf("never idle: %d pending", l.Pending())
+	}
+	l.After(a, time.Hour)
+	if n := l.Pending(); n != 0 {
+		t.Fatalf("a look in an hour is pending: %d", n)
+	}
+}
+
+func TestWatchTellsTheWitness(t *testing.T) {
+	old := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "old", ResourceVersion: "5"}}
+	client := fake.NewClientset(old)
+	factory := informers.NewSharedInformerFactory(client, 0)
+	var synced atomic.Int64
+	l := New(Options[Key]{Name: "x", Sync: func(context.Context, Key) error { synced.Add(1); return nil }})
+	informer := factory.Core().V1().Pods().Informer()
+	var gone atomic.Value
+	Watch(l, "pods", informer, func(old, cur *corev1.Pod) {
+		if cur == nil {
+			gone.Store(old.Name)
+			return
+		}
+		l.Add(KeyOf(cur))
+	})
+	if rev, known := l.Witness().Snapshot().Revs["pods"]; !known || rev != 0 {
+		t.Fatal("a subscription is not in the account")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	factory.Start(ctx.Done())
+	t.Cleanup(factory.Shutdown)
+	t.Cleanup(cancel)
+	run(t, l)
+	until(t, "the first list is handled", func() bool { return synced.Load() == 1 && l.Pending() == 0 })
+	newer := old.DeepCopy()
+	newer.ResourceVersion = "12"
+	if _, err := client.CoreV1().Pods("ns").Update(ctx, newer, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "revision 12 is seen", func() bool { return l.Witness().Snapshot().Revs["pods"] >= 12 })
+	if err := client.CoreV1().Pods("ns").Delete(ctx, "old", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the deletion is seen", func() bool { return gone.Load() == "old" })
+}
+
+func TestWatchUnwrapsTombstones(t *testing.T) {
+	l := New(Options[Key]{Name: "x"})
+	capture := &capturing{SharedIndexInformer: informers.NewSharedInformerFactory(fake.NewClientset(), 0).Core().V1().Pods().Informer()}
+	var gone string
+	Watch(l, "pods", capture, func(old, cur *corev1.Pod) {
+		if cur == nil {
+			gone = old.Name
+		}
+	})
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", ResourceVersion: "7"}}
+	capture.handler.OnDelete(cache.DeletedFinalStateUnknown{Key: "p", Obj: pod})
+	if gone != "p" || l.Witness().Snapshot().Revs["pods"] != 7 {
+		t.Fatalf("%q, %+v", gone, l.Witness().Snapshot())
+	}
+	capture.handler.OnDelete(cache.DeletedFinalStateUnknown{Key: "q", Obj: nil}) // nothing known: no panic
+}
+
+// capturing keeps the handler that was registered.
+type capturing struct {
+	cache.SharedIndexInformer
+	handler cache.ResourceEventHandler
+}
+
+func (c *capturing) AddEventHandler(h cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
+	c.handler = h
+	return c.SharedIndexInformer.AddEventHandler(h)
+}
