@@ -4,7 +4,6 @@ package iptables
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -255,7 +254,7 @@ func (m *Mode) readBack(ctx context.Context, r *ruleset, c *change) error {
 		}
 		for name, n := range chains {
 			if got[name] != n {
-				return fmt.Errorf("read back: chain %s of table %s has %d rules instead of %d; somebody else writes to it, or it was flushed", name, table, got[name], n)
+				return wrongCount(table, name, got[name], n)
 			}
 		}
 	}
@@ -274,7 +273,8 @@ func (r *ruleset) hubRules(h hub) int {
 	return n
 }
 
-// countRules counts rules in the kernel for the chains asked for, or more.
+// countRules counts rules in the kernel for the chains asked for, or more with
+// the legacy tools, which know whole tables only.
 func (m *Mode) countRules(ctx context.Context, family corev1.IPFamily, table string, chains map[string]int) (map[string]int, error) {
 	if m.tool.variant == VariantLegacy {
 		saved, err := m.tool.save(ctx, family, table)
@@ -292,16 +292,11 @@ func (m *Mode) countRules(ctx context.Context, family corev1.IPFamily, table str
 		return nil, err
 	}
 	defer k.close()
-	if len(chains) > 200 {
-		return k.countRules(nfFamily(family), table, "")
-	}
 	out := make(map[string]int, len(chains))
 	for name := range chains {
-		got, err := k.countRules(nfFamily(family), table, name)
-		if err != nil {
+		if out[name], err = k.countRules(nfFamily(family), table, name); err != nil {
 			return nil, err
 		}
-		out[name] = got[name]
 	}
 	return out, nil
 }

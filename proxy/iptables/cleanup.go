@@ -48,7 +48,7 @@ func (m *Mode) cleanTable(ctx context.Context, family corev1.IPFamily, table str
 		if err != nil {
 			return err
 		}
-		names, err := k.chainNames(nfFamily(family), table)
+		names, err := k.chainUses(nfFamily(family), table)
 		k.close()
 		if err != nil {
 			return err
@@ -119,14 +119,14 @@ func (m *Mode) cleanTable(ctx context.Context, family corev1.IPFamily, table str
 // leftBehind reads back that a table holds nothing of ours but chains that
 // foreign rules use.
 func (m *Mode) leftBehind(ctx context.Context, family corev1.IPFamily, table string, foreign map[string]string) error {
-	var names map[string]bool
+	var names map[string]int
 	if m.tool.variant == VariantNFT {
 		k, err := dialNFNL(m.opts.NetNS)
 		if err != nil {
 			return err
 		}
 		defer k.close()
-		if names, err = k.chainNames(nfFamily(family), table); err != nil {
+		if names, err = k.chainUses(nfFamily(family), table); err != nil {
 			return err
 		}
 	} else {
@@ -134,7 +134,10 @@ func (m *Mode) leftBehind(ctx context.Context, family corev1.IPFamily, table str
 		if err != nil {
 			return err
 		}
-		names = saved.builtin
+		names = make(map[string]int, len(saved.names))
+		for _, name := range saved.names {
+			names[name] = 0
+		}
 	}
 	for name := range names {
 		if !isOwnChain(table, name) {

@@ -5,6 +5,7 @@ package iptables
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -61,16 +62,16 @@ func (m *Mode) restoreIfAny(ctx context.Context, r *ruleset, b *strings.Builder)
 // tool's time and comes back with what few rules are in its built-in chains.
 func (m *Mode) existing(ctx context.Context, family corev1.IPFamily) (map[string]*savedTable, error) {
 	out := map[string]*savedTable{}
-	var names map[string]map[string]bool
+	var names map[string]map[string]int
 	if m.tool.variant == VariantNFT {
 		k, err := dialNFNL(m.opts.NetNS)
 		if err != nil {
 			return nil, err
 		}
 		defer k.close()
-		names = map[string]map[string]bool{}
+		names = map[string]map[string]int{}
 		for _, table := range tables {
-			if names[table], err = k.chainNames(nfFamily(family), table); err != nil {
+			if names[table], err = k.chainUses(nfFamily(family), table); err != nil {
 				return nil, err
 			}
 		}
@@ -90,7 +91,7 @@ func (m *Mode) existing(ctx context.Context, family corev1.IPFamily) (map[string
 	return out, nil
 }
 
-func ownsAny(table string, names map[string]bool) bool {
+func ownsAny(table string, names map[string]int) bool {
 	for n := range names {
 		if isOwnChain(table, n) {
 			return true
@@ -254,50 +255,114 @@ func (m *Mode) removeStale(ctx context.Context, r *ruleset, have *savedTable, wa
 // is left.
 func (m *Mode) readBackAll(ctx context.Context, r *ruleset) error {
 	for _, table := range tables {
-		want := map[string]int{}
+		exact := map[string]int{} // the few chains that are counted one by one
 		for _, c := range r.fixed(table) {
-			want[c.name] = c.rules
+			exact[c.name] = c.rules
 		}
 		for _, h := range hubsOf(table) {
-			want[h.chain()] = r.hubRules(h)
+			exact[h.chain()] = r.hubRules(h)
 		}
+		atLeast := map[string]int{}
 		for _, j := range r.jumps(table) {
-			want[j.chain]++ // at least
+			atLeast[j.chain]++
 		}
+		services := map[string]int{}
 		if table == "nat" {
-			for _, bl := range r.blocks {
-				for i := range bl.chains {
-					want[bl.chains[i].name] = bl.chains[i].rules
-				}
-			}
+			services = r.serviceRules()
 		}
-		got, err := m.countAll(ctx, r.family, table)
+		have, err := m.present(ctx, r, table, services, exact)
 		if err != nil {
 			return err
 		}
-		for name, n := range want {
-			if g := got[name]; g < n || (g > n && isOwnChain(table, name)) {
-				return fmt.Errorf("read back: chain %s of table %s has %d rules instead of %d; somebody else writes to it, or it was flushed", name, table, g, n)
+		for name := range have {
+			_, e := exact[name]
+			_, s := services[name]
+			if !e && !s && isOwnChain(table, name) && name != chainFirewall {
+				return fmt.Errorf("read back: chain %s of table %s should be gone", name, table)
 			}
 		}
-		for name, n := range got {
-			if _, wanted := want[name]; !wanted && n > 0 && isOwnChain(table, name) {
-				return fmt.Errorf("read back: chain %s of table %s should be gone and has %d rules", name, table, n)
+		maps.Copy(exact, atLeast)
+		got, err := m.countRules(ctx, r.family, table, exact)
+		if err != nil {
+			return err
+		}
+		for name, n := range exact {
+			if _, foreignToo := atLeast[name]; got[name] < n || (got[name] > n && !foreignToo) {
+				return wrongCount(table, name, got[name], n)
 			}
 		}
 	}
 	return nil
 }
 
-// countAll counts the rules of all chains of a table.
-func (m *Mode) countAll(ctx context.Context, family corev1.IPFamily, table string) (map[string]int, error) {
+func wrongCount(table, chain string, got, want int) error {
+	return fmt.Errorf("read back: chain %s of table %s has %d rules instead of %d; somebody else writes to it, or it was flushed", chain, table, got, want)
+}
+
+// serviceRules counts the rules of each chain of a Service or endpoint.
+func (r *ruleset) serviceRules() map[string]int {
+	out := make(map[string]int, 8*len(r.blocks))
+	for _, bl := range r.blocks {
+		for i := range bl.chains {
+			out[bl.chains[i].name] = bl.chains[i].rules
+		}
+	}
+	return out
+}
+
+// present lists the chains of a table, and adds to exact those of services about
+// which the list leaves a doubt: the kernel lists rules and references together.
+func (m *Mode) present(ctx context.Context, r *ruleset, table string, services, exact map[string]int) (map[string]int, error) {
 	if m.tool.variant == VariantLegacy {
-		return m.countRules(ctx, family, table, nil)
+		saved, err := m.tool.save(ctx, r.family, table)
+		if err != nil {
+			return nil, err
+		}
+		have := make(map[string]int, len(saved.names))
+		for _, name := range saved.names {
+			have[name] = len(saved.rules[name])
+		}
+		for name, n := range services {
+			if have[name] != n {
+				return nil, wrongCount(table, name, have[name], n)
+			}
+		}
+		return have, nil
 	}
 	k, err := dialNFNL(m.opts.NetNS)
 	if err != nil {
 		return nil, err
 	}
 	defer k.close()
-	return k.countRules(nfFamily(family), table, "")
+	have, err := k.chainUses(nfFamily(r.family), table)
+	if err != nil || len(services) == 0 {
+		return have, err
+	}
+	refs := r.references()
+	for name, n := range services {
+		if have[name] != n+refs[name] {
+			exact[name] = n
+		}
+	}
+	return have, nil
+}
+
+// references counts the rules that jump to each chain of a Service or endpoint.
+func (r *ruleset) references() map[string]int {
+	out := make(map[string]int, 8*len(r.blocks))
+	count := func(text string) {
+		for l := range strings.Lines(text) {
+			if to := target(strings.TrimSuffix(l, "\n")); isServiceChain(to) {
+				out[to]++
+			}
+		}
+	}
+	for _, bl := range r.blocks {
+		for i := range bl.chains {
+			count(bl.chains[i].text)
+		}
+		count(bl.hubs[natServices])
+		count(bl.hubs[natNodePorts])
+	}
+	return out
 }

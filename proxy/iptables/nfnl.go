@@ -30,7 +30,7 @@ const (
 
 	attrChainTable = 1
 	attrChainName  = 3
-	attrChainHook  = 4
+	attrChainUse   = 6
 	attrRuleTable  = 1
 	attrRuleChain  = 2
 
@@ -205,24 +205,25 @@ func (c *nfnl) dump(typ uint16, family uint8, attributes []attr, reset func(), f
 	}
 }
 
-// chainNames lists the chains of a table, true for those with a hook.
-func (c *nfnl) chainNames(family uint8, table string) (map[string]bool, error) {
-	var out map[string]bool
-	err := c.dump(msgGetChain, family, nil, func() { out = map[string]bool{} }, func(body []byte) {
+// chainUses lists the chains of a table, each with the number of its rules plus
+// the number of rules that jump to it, as the kernel keeps it.
+func (c *nfnl) chainUses(family uint8, table string) (map[string]int, error) {
+	var out map[string]int
+	err := c.dump(msgGetChain, family, nil, func() { out = map[string]int{} }, func(body []byte) {
 		var in, name string
-		hook := false
+		use := 0
 		attrs(body, func(typ uint16, value []byte) {
-			switch typ {
-			case attrChainTable:
+			switch {
+			case typ == attrChainTable:
 				in = cstring(value)
-			case attrChainName:
+			case typ == attrChainName:
 				name = cstring(value)
-			case attrChainHook:
-				hook = true
+			case typ == attrChainUse && len(value) == 4:
+				use = int(binary.BigEndian.Uint32(value))
 			}
 		})
 		if in == table {
-			out[name] = hook
+			out[name] = use
 		}
 	})
 	if err != nil {
@@ -231,29 +232,16 @@ func (c *nfnl) chainNames(family uint8, table string) (map[string]bool, error) {
 	return out, nil
 }
 
-// countRules counts the rules of one chain, or of every chain of the table when
-// chain is empty.
-func (c *nfnl) countRules(family uint8, table, chain string) (map[string]int, error) {
-	ask := []attr{{attrRuleTable, table}}
-	if chain != "" {
-		ask = append(ask, attr{attrRuleChain, chain})
-	}
-	var out map[string]int
-	err := c.dump(msgGetRule, family, ask, func() { out = map[string]int{} }, func(body []byte) {
-		attrs(body, func(typ uint16, value []byte) {
-			if typ == attrRuleChain {
-				// No string is made for a key that is there.
-				for len(value) > 0 && value[len(value)-1] == 0 {
-					value = value[:len(value)-1]
-				}
-				out[string(value)]++
-			}
-		})
-	})
+// countRules counts the rules of one chain; one that is not there has none. It
+// is for few chains: to list all rules takes the kernel a time that grows with
+// their square, since it walks from the start for each part of the answer.
+func (c *nfnl) countRules(family uint8, table, chain string) (int, error) {
+	n := 0
+	err := c.dump(msgGetRule, family, []attr{{attrRuleTable, table}, {attrRuleChain, chain}}, func() { n = 0 }, func([]byte) { n++ })
 	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return nil, fmt.Errorf("count the rules of table %s: %w", table, err)
+		return 0, fmt.Errorf("count the rules of chain %s of table %s: %w", chain, table, err)
 	}
-	return out, nil
+	return n, nil
 }
 
 // hasChain says whether a chain exists.

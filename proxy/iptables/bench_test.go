@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kplab/kplab/internal/execx"
+	"github.com/kplab/kplab/internal/nettest"
+	"github.com/kplab/kplab/proxy"
+)
+
+// sizes are the numbers of Services of the benchmarks, of five endpoints each;
+// KPLAB_LONG adds ten thousand.
+func sizes(base ...int) []int {
+	if os.Getenv("KPLAB_LONG") != "" {
+		base = append(base, 10000)
+	}
+	return base
+}
+
+func filled(n int) *proxy.Decider {
+	svcs, eps := synthetic(n, 5)
+	d := proxy.NewDecider()
+	for i := range svcs {
+		d.SetService(svcs[i])
+		d.SetSlice(eps[i])
+	}
+	return d
+}
+
+// BenchmarkRender renders everything anew, as after a start.
+func BenchmarkRender(b *testing.B) {
+	for _, n := range sizes(10, 100, 1000) {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s := filled(n).Decide(testFacts())
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := New(Options{}).Render(s); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkChangeRender decides and renders after one endpoint changed.
+func BenchmarkChangeRender(b *testing.B) {
+	for _, n := range sizes(1000) {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			d := filled(n)
+			_, eps := synthetic(1, 5)
+			m := New(Options{})
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				slice := eps[0].DeepCopy()
+				slice.Endpoints = slice.Endpoints[:4+i%2]
+				d.SetSlice(slice)
+				if _, err := m.Render(d.Decide(testFacts())); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkFullApply loads everything into an empty namespace and reads it back,
+// beside what the plain tool needs for the same text in one piece (up to a
+// thousand Services; beyond, the text in chunks of a hundred, which is the
+// fastest load of text known, without reading back).
+func BenchmarkFullApply(b *testing.B) {
+	nettest.NeedRoot(b)
+	nettest.Need(b, "iptables")
+	for _, n := range sizes(1000) {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s := filled(n).Decide(testFacts())
+			var ours, plain time.Duration
+			for b.Loop() {
+				ns := nettest.NewNS(b)
+				m := New(Options{NetNS: ns})
+				start := time.Now()
+				p := apply(b, m, s)
+				ours += time.Since(start)
+
+				other := nettest.NewNS(b)
+				run := execx.In(other)
+				var texts []string
+				if n <= 1000 {
+					texts = []string{p.String()}
+				} else {
+					texts = chunked(p.rulesets[0])
+				}
+				start = time.Now()
+				for _, text := range texts {
+					if _, err := run.Run(b.Context(), execx.Cmd{Path: "iptables-nft-restore", Args: []string{"--noflush"}, Stdin: []byte(text)}); err != nil {
+						b.Fatal(err)
+					}
+				}
+				plain += time.Since(start)
+			}
+			b.ReportMetric(ours.Seconds()/float64(b.N), "s/apply")
+			b.ReportMetric(plain.Seconds()/float64(b.N), "s/plain")
+			b.ReportMetric(float64(ours)/float64(plain), "ratio")
+		})
+	}
+}
+
+// chunked is the text in the order that loads fastest: base, Services by the
+// hundred, shared chains and jumps.
+func chunked(r *ruleset) []string {
+	empty := parseSave("")
+	m := New(Options{})
+	var out []string
+	var b strings.Builder
+	for _, t := range tables {
+		m.base(&b, r, t, empty)
+	}
+	out = append(out, b.String())
+	for start := 0; start < len(r.blocks); start += chunk {
+		b.Reset()
+		b.WriteString("*nat\n")
+		part := r.blocks[start:min(start+chunk, len(r.blocks))]
+		for _, bl := range part {
+			for i := range bl.chains {
+				declare(&b, bl.chains[i].name)
+			}
+		}
+		for _, bl := range part {
+			for i := range bl.chains {
+				b.WriteString(bl.chains[i].text)
+			}
+		}
+		b.WriteString("COMMIT\n")
+		out = append(out, b.String())
+	}
+	b.Reset()
+	for _, t := range tables {
+		m.shared(&b, r, t, empty)
+	}
+	return append(out, b.String())
+}
+
+// BenchmarkOneChange changes one endpoint with everything loaded: from the event
+// to the rule read back, beside the plain tool loading the same few lines.
+func BenchmarkOneChange(b *testing.B) {
+	nettest.NeedRoot(b)
+	nettest.Need(b, "iptables")
+	for _, n := range sizes(1000) {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			d := filled(n)
+			ns := nettest.NewNS(b)
+			m := New(Options{NetNS: ns})
+			apply(b, m, d.Decide(testFacts()))
+			svcs, eps := synthetic(n, 5)
+			_ = svcs
+			slice := eps[n/2]
+			run := execx.In(ns)
+			var ours, plain time.Duration
+			for i := 0; b.Loop(); i++ {
+				next := slice.DeepCopy()
+				next.Endpoints = next.Endpoints[:4+i%2]
+				d.SetSlice(next)
+				seen := &recorder{Runner: run}
+				m.tool.exec = seen
+				start := time.Now()
+				apply(b, m, d.Decide(testFacts()))
+				ours += time.Since(start)
+				if len(seen.cmds) == 0 {
+					continue
+				}
+				// The same lines once more change nothing and cost the kernel and
+				// the tool the same.
+				start = time.Now()
+				if _, err := run.Run(b.Context(), seen.cmds[0]); err != nil {
+					b.Fatal(err)
+				}
+				plain += time.Since(start)
+			}
+			b.ReportMetric(ours.Seconds()*1000/float64(b.N), "ms/change")
+			b.ReportMetric(plain.Seconds()*1000/float64(b.N), "ms/plain")
+			b.ReportMetric(float64(ours)/float64(plain), "ratio")
+		})
+	}
+}
