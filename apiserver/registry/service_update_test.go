@@ -291,7 +291,7 @@ func TestServiceCreateByPut(t *testing.T) {
 	if _, err := b.put("services", b.service("x", "type: NodePort\n"+web)); err != nil {
 		t.Fatal(err)
 	}
-	_, err := b.put("services", b.service("y", web+"\nclusterIP: 10.96.0.10"))
+	_, err := b.put("services", b.service("other", web+"\nclusterIP: 10.96.0.10"))
 	wantError(t, err, "provided IP is already allocated")
 	stale := b.get("services", "x").(*corev1.Service)
 	b.mustPatch("x", func(s *corev1.Service) { s.Labels = map[string]string{"a": "b"} })
@@ -358,6 +358,34 @@ func TestServiceParallel(t *testing.T) {
 	}
 	if want := 1 + 64*2*2; len(seen) != want {
 		t.Errorf("%d values are taken, want %d", len(seen), want)
+	}
+}
+
+// TestServiceContended changes one Service from many sides without a version, so
+// that writes lose to one another and start over with new picks.
+func TestServiceContended(t *testing.T) {
+	b := newServiceBench(t)
+	b.mustCreate("x", web)
+	types := []corev1.ServiceType{corev1.ServiceTypeNodePort, corev1.ServiceTypeClusterIP, corev1.ServiceTypeLoadBalancer}
+	var wg sync.WaitGroup
+	for w := range 16 {
+		wg.Go(func() {
+			for i := range 8 {
+				s := b.service("x", web)
+				s.Spec.Type = types[(w+i)%len(types)]
+				s.Labels = map[string]string{"by": fmt.Sprintf("%d-%d", w, i)}
+				if _, err := b.put("services", s); err != nil && !apierrors.IsInvalid(err) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	b.agree()
+	for _, line := range b.taken() {
+		if strings.Contains(line, "in flight") {
+			t.Errorf("nobody writes any more: %s", line)
+		}
 	}
 }
 
