@@ -11,10 +11,11 @@ import (
 	"github.com/kplab/kplab/internal/netns"
 )
 
-// BecomeTool makes this process a program of the host, inside the network
-// namespace pinned at path. Files and processes stay the host's, but for /sys,
-// which shows the namespace's own devices. It returns only when it failed; the
-// error wraps exec.ErrNotFound when there is no such program.
+// BecomeTool replaces this process by a program of the host that runs in the
+// network namespace pinned at path, with /sys of that namespace, as "ip netns
+// exec" does. All else is the host's: it is for looking at a node or a pod's
+// network with the machine's own tools. It returns only when that failed, and then
+// the process should end: one of its threads may have another view of the mounts.
 func BecomeTool(path string, argv, env []string) error {
 	program, err := exec.LookPath(argv[0])
 	if err != nil {
@@ -24,18 +25,17 @@ func BecomeTool(path string, argv, env []string) error {
 	if err != nil {
 		return err
 	}
-	defer ns.Close()
-	return ns.Replace(showOwnSys, program, argv, env)
-}
-
-// showOwnSys mounts the current network namespace's view of /sys over the host's,
-// in a mount namespace that nobody shares.
-func showOwnSys() error {
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
-		return fmt.Errorf("keep mounts from spreading to the host: %w", err)
-	}
-	if err := unix.Mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
-		return fmt.Errorf("mount /sys of the namespace: %w", err)
-	}
-	return nil
+	// The program takes the place of the whole process from the thread inside.
+	return ns.Do(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("make a mount namespace: %w", err)
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+			return fmt.Errorf("keep mounts from the host: %w", err)
+		}
+		if err := unix.Mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+			return fmt.Errorf("mount /sys: %w", err)
+		}
+		return unix.Exec(program, argv, env)
+	})
 }

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sandbox_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kplab/kplab/internal/nettest"
+	"github.com/kplab/kplab/sandbox"
+)
+
+func TestMain(m *testing.M) { nettest.Main(m) }
+
+// open returns a Runtime on a new directory; at the end of the test everything of
+// it is destroyed, twice.
+func open(t testing.TB) *sandbox.Runtime {
+	t.Helper()
+	nettest.NeedRoot(t)
+	nettest.LeakCheck(t)
+	dir := filepath.Join(t.TempDir(), "run")
+	t.Cleanup(func() {
+		for range 2 {
+			if err := sandbox.Destroy(context.Background(), dir); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, err := os.Stat(dir); !os.IsNotExist(err) {
+			t.Errorf("%s is left: %v", dir, err)
+		}
+	})
+	return reopen(t, dir)
+}
+
+// reopen opens a Runtime on what is in dir.
+func reopen(t testing.TB, dir string) *sandbox.Runtime {
+	t.Helper()
+	r, err := sandbox.Open(sandbox.Config{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+// create makes the sandbox of pod default/NAME.
+func create(t testing.TB, r *sandbox.Runtime, name string) *sandbox.Sandbox {
+	t.Helper()
+	s, err := r.Create(t.Context(), sandbox.Spec{ID: "uid-" + name, Node: "node1", Namespace: "default", Name: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// run executes a shell script in a container without a process and returns what
+// it wrote.
+func run(t testing.TB, s *sandbox.Sandbox, script string, change ...func(*sandbox.ExecSpec)) string {
+	t.Helper()
+	var out bytes.Buffer
+	spec := sandbox.ExecSpec{Container: "web", Args: []string{"/bin/sh", "-c", script}, Stdout: &out, Stderr: &out}
+	for _, f := range change {
+		f(&spec)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	code, err := s.Exec(ctx, spec)
+	if err != nil {
+		t.Fatalf("%s: %v", script, err)
+	}
+	if code != 0 {
+		out.WriteString(fmt.Sprintf("exit code %d\n", code))
+	}
+	return out.String()
+}
+
+// start starts a shell script as a container's process.
+func start(t testing.TB, s *sandbox.Sandbox, spec sandbox.ProcessSpec, script string) *sandbox.Process {
+	t.Helper()
+	if spec.Container == "" {
+		spec.Container = "app"
+	}
+	spec.Args = []string{"/bin/sh", "-c", script}
+	p, err := s.Start(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// await waits for the end of a process.
+func await(t testing.TB, p *sandbox.Process) sandbox.Exit {
+	t.Helper()
+	select {
+	case <-p.Done():
+	case <-time.After(20 * time.Second):
+		t.Fatalf("container %s has not ended", p.Container())
+	}
+	exit, ok := p.Exit()
+	if !ok {
+		t.Fatal("ended without an exit")
+	}
+	return exit
+}
+
+// logOf reads a log without the times.
+func logOf(t testing.TB, path string) []string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for line := range strings.SplitSeq(strings.TrimSuffix(string(data), "\n"), "\n") {
+		at, rest, _ := strings.Cut(line, " ")
+		if _, err := time.Parse(time.RFC3339Nano, at); err != nil {
+			t.Errorf("log line %q: %v", line, err)
+		}
+		lines = append(lines, rest)
+	}
+	return lines
+}
+
+func TestExecInAPodWithoutProcesses(t *testing.T) {
+	r := open(t)
+	s := create(t, r, "web")
+	out := run(t, s, "echo hello; hostname; id -u; pwd; readlink /proc/self/ns/net; echo $HOME; ps ax | wc -l")
+	want := fmt.Sprintf("hello\nweb\n0\n/\nnet:[%d]\n/root\n", s.NetNS().Inode())
+	if !strings.HasPrefix(out, want) {
+		t.Errorf("got:\n%s\nwant:\n%s", out, want)
+	}
+}
+
+func TestProcessRunsAndEnds(t *testing.T) {
+	r := open(t)
+	s := create(t, r, "job")
+	log := filepath.Join(t.TempDir(), "log")
+	p := start(t, s, sandbox.ProcessSpec{LogPath: log, Env: []string{"A=b c"}},
+		"echo \"$A\"; echo oops >&2; printf part; exit 7")
+	if exit := await(t, p); exit.Code != 7 || exit.Signal != 0 || time.Since(exit.At) > time.Minute {
+		t.Errorf("exit %+v", exit)
+	}
+	got := strings.Join(logOf(t, log), "\n")
+	for _, want := range []string{"stdout F b c", "stderr F oops", "stdout P part"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in the log:\n%s", want, got)
+		}
+	}
+}
