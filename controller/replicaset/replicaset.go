@@ -260,12 +260,12 @@ func (c *Controller) manage(ctx context.Context, rs *appsv1.ReplicaSet, pods []*
 // create makes n pods, one first, then two, four, …: when the API refuses them all
 // (a bad template, a quota) this costs one request, not n.
 func (c *Controller) create(ctx context.Context, rs *appsv1.ReplicaSet, n int) error {
-	pod := podFor(rs)
 	c.expect.Creations(rs.UID, n)
 	for left, batch := n, 1; left > 0; batch = min(2*batch, parallel) {
 		size := min(batch, left)
 		errs := inParallel(size, func(int) error {
-			made, err := c.client.CoreV1().Pods(rs.Namespace).Create(ctx, pod, metav1.CreateOptions{})
+			// One object a request: the client writes to it while it encodes.
+			made, err := c.client.CoreV1().Pods(rs.Namespace).Create(ctx, podFor(rs), metav1.CreateOptions{})
 			if err != nil {
 				c.expect.Created(rs.UID, 1) // no event will come
 				return err
