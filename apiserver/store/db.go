@@ -222,26 +222,30 @@ func cleanPrefix(prefix string) string {
 func (db *DB) load(view viewFunc) (st state, tallies map[string]tally, expiry int64, err error) {
 	err = view(func(tx *bolt.Tx) error {
 		st, tallies, expiry = state{rev: firstRevision}, map[string]tally{}, 0
-		meta := tx.Bucket(bucketMeta)
-		if meta == nil {
+		// The first write makes all buckets. One that is missing later was not
+		// empty, it has lost its name.
+		if k, _ := tx.Cursor().First(); k == nil {
 			return nil
 		}
+		for _, name := range [][]byte{bucketMeta, bucketObjects, bucketLog, bucketExpiry, bucketTallies} {
+			if tx.Bucket(name) == nil {
+				return fmt.Errorf("bucket %q is missing: %w", name, errRecord)
+			}
+		}
 		var err error
-		if st, err = decodeState(keyState, meta.Get(keyState)); err != nil {
+		if st, err = stateOf(tx); err != nil {
 			return fmt.Errorf("state: %w", err)
 		}
-		if b := tx.Bucket(bucketTallies); b != nil {
-			err = b.ForEach(func(k, v []byte) error {
-				t, err := decodeTally(k, v)
-				if err != nil {
-					return fmt.Errorf("tally of %q: %w", k, err)
-				}
-				tallies[string(k)] = t
-				return nil
-			})
+		err = tx.Bucket(bucketTallies).ForEach(func(k, v []byte) error {
+			t, err := decodeTally(k, v)
 			if err != nil {
-				return err
+				return fmt.Errorf("tally of %q: %w", k, err)
 			}
+			tallies[string(k)] = t
+			return nil
+		})
+		if err != nil {
+			return err
 		}
 		expiry, err = firstExpiry(tx)
 		return err

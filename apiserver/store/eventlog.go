@@ -203,7 +203,7 @@ func walkLog(tx *bolt.Tx, pos uint64, fn func(rev uint64, c change) (bool, error
 		return nil
 	}
 	cur := b.Cursor()
-	want := pos
+	want := max(pos, firstRevision) // the first revision is that of the empty DB
 	for k, v := cur.Seek(revKey(pos + 1)); k != nil; k, v = cur.Next() {
 		want++
 		if len(k) != 8 || binary.BigEndian.Uint64(k) != want {

@@ -12,6 +12,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -97,11 +98,24 @@ func prepare(f *os.File, timeout time.Duration) (fresh bool, err error) {
 	if size == 0 {
 		return true, nil
 	}
-	if err := checkFile(f, size); err != nil {
-		if !onlyZeros(f, size) {
-			return false, corrupt(f.Name(), "%w", err)
-		}
+	file, err := unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return false, fmt.Errorf("mapping it: %w", err)
+	}
+	var zeros bool
+	_, err = guard(func() error { // a fault is a disk that cannot be read
+		err := checkFile(file)
+		zeros = err != nil && onlyZeros(file)
+		return err
+	})
+	if unmapErr := unix.Munmap(file); unmapErr != nil {
+		return false, unmapErr
+	}
+	switch {
+	case zeros:
 		return true, f.Truncate(0)
+	case err != nil:
+		return false, corrupt(f.Name(), "%w", err)
 	}
 	return false, nil
 }

@@ -9,16 +9,15 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
-	"os"
 )
 
 // The file is looked at before bbolt maps it. bbolt trusts its pages: on a
 // damaged one it panics (in one place in a goroutine of its own, where nobody
 // can recover), follows a loop of pages for ever, or reads behind the end of
-// the file, which is a SIGBUS. The check reads every tree page once with plain
-// reads, so its time is bounded by the size of the file, and it maps nothing,
-// so it adds nothing to the memory of the process. Values are not looked at;
-// they carry a checksum of their own (record.go).
+// the file, which is a SIGBUS. The check looks at every tree page once, so its
+// time is bounded by the size of the file, in a mapping of its own that is gone
+// afterwards, so it adds nothing to the memory of the process. Values are not
+// looked at; they carry a checksum of their own (record.go).
 //
 // The layout is bbolt's file format version 2; all numbers little-endian:
 //
@@ -88,24 +87,21 @@ func parseMeta(page []byte) (boltMeta, error) {
 
 // fileChecker walks one file.
 type fileChecker struct {
-	f    io.ReaderAt
+	file []byte
 	meta boltMeta
 	used []uint64 // a bit a page: part of the tree or the freelist
 }
 
 // checkFile reports what is wrong with a non-empty file, or nil.
-func checkFile(f io.ReaderAt, size int64) error {
-	meta, err := newestMeta(f, size)
+func checkFile(file []byte) error {
+	meta, err := newestMeta(file)
 	if err != nil {
 		return err
 	}
-	if meta.high < 4 || meta.high > uint64(size)/meta.pageSize {
-		return fmt.Errorf("%d pages of %d bytes are in use, but the file has %d bytes", meta.high, meta.pageSize, size)
+	if meta.high < 4 || meta.high > uint64(len(file))/meta.pageSize {
+		return fmt.Errorf("%d pages of %d bytes are in use, but the file has %d bytes", meta.high, meta.pageSize, len(file))
 	}
-	c := &fileChecker{f: f, meta: meta, used: make([]uint64, meta.high/64+1)}
-	if err := c.mark(0, 1); err != nil {
-		return err
-	}
+	c := &fileChecker{file: file, meta: meta, used: make([]uint64, meta.high/64+1)}
 	if err := c.page(meta.root, 0); err != nil {
 		return err
 	}
@@ -117,24 +113,18 @@ func checkFile(f io.ReaderAt, size int64) error {
 
 // newestMeta finds the valid meta page with the highest transaction. Page 0
 // says how large pages are; when it is the damaged one, page 1 is searched.
-func newestMeta(f io.ReaderAt, size int64) (boltMeta, error) {
-	buf := make([]byte, boltPageHeader+boltMetaLen)
-	read := func(off int64) (boltMeta, error) {
-		n, err := f.ReadAt(buf, off)
-		if err != nil && !errors.Is(err, io.EOF) {
-			return boltMeta{}, err
-		}
-		return parseMeta(buf[:n])
-	}
-	first, err0 := read(0)
+func newestMeta(file []byte) (boltMeta, error) {
+	first, err0 := parseMeta(file)
 	if err0 == nil {
-		if second, err := read(int64(first.pageSize)); err == nil && second.txid > first.txid {
-			return second, nil
+		if size := first.pageSize; size < uint64(len(file)) {
+			if second, err := parseMeta(file[size:]); err == nil && second.txid > first.txid {
+				return second, nil
+			}
 		}
 		return first, nil
 	}
-	for off := int64(1024); off < size && off <= 1<<24; off *= 2 {
-		if second, err := read(off); err == nil && int64(second.pageSize) == off {
+	for off := 1024; off < len(file) && off <= 1<<24; off *= 2 {
+		if second, err := parseMeta(file[off:]); err == nil && second.pageSize == uint64(off) {
 			return second, nil
 		}
 	}
@@ -157,31 +147,20 @@ func (c *fileChecker) mark(id, n uint64) error {
 
 // read returns the page with its overflow pages, after a look at its header.
 func (c *fileChecker) read(id uint64) (page []byte, flags uint16, count int, err error) {
-	if id < 2 {
+	if id < 2 || id >= c.meta.high {
 		return nil, 0, 0, fmt.Errorf("page %d is used as data", id)
 	}
-	page = make([]byte, c.meta.pageSize)
-	if _, err := c.f.ReadAt(page, int64(id*c.meta.pageSize)); err != nil {
-		return nil, 0, 0, fmt.Errorf("reading page %d: %w", id, err)
-	}
+	page = c.file[id*c.meta.pageSize:]
 	if got := binary.LittleEndian.Uint64(page); got != id {
 		return nil, 0, 0, fmt.Errorf("page %d says that it is page %d", id, got)
 	}
 	flags = binary.LittleEndian.Uint16(page[8:])
 	count = int(binary.LittleEndian.Uint16(page[10:]))
-	overflow := uint64(binary.LittleEndian.Uint32(page[12:]))
-	if err := c.mark(id, overflow+1); err != nil {
+	pages := uint64(binary.LittleEndian.Uint32(page[12:])) + 1
+	if err := c.mark(id, pages); err != nil {
 		return nil, 0, 0, fmt.Errorf("page %d: %w", id, err)
 	}
-	if overflow > 0 {
-		more := make([]byte, (overflow+1)*c.meta.pageSize)
-		copy(more, page)
-		if _, err := c.f.ReadAt(more[len(page):], int64((id+1)*c.meta.pageSize)); err != nil {
-			return nil, 0, 0, fmt.Errorf("reading the overflow of page %d: %w", id, err)
-		}
-		page = more
-	}
-	return page, flags, count, nil
+	return page[:pages*c.meta.pageSize], flags, count, nil
 }
 
 // page checks the tree under page id.
@@ -321,15 +300,11 @@ func span(page []byte, from, n uint64) ([]byte, error) {
 // first write never reached the disk: short, and nothing in it. bbolt writes
 // the first four pages at once and then syncs; a power cut in between leaves
 // this, and there is nothing in it to lose.
-func onlyZeros(f *os.File, size int64) bool {
-	if size > 1<<18 {
+func onlyZeros(file []byte) bool {
+	if len(file) > 1<<18 {
 		return false
 	}
-	buf := make([]byte, size)
-	if _, err := f.ReadAt(buf, 0); err != nil {
-		return false
-	}
-	for _, b := range buf {
+	for _, b := range file {
 		if b != 0 {
 			return false
 		}

@@ -63,7 +63,11 @@ func (db *DB) timekeeper() {
 func (db *DB) sleepUntil(due time.Time) bool {
 	var timeout <-chan time.Time
 	if !due.IsZero() {
-		t := db.opts.Clock.NewTimer(due.Sub(db.opts.Clock.Now()))
+		left := due.Sub(db.opts.Clock.Now())
+		if left <= 0 {
+			return db.ctx.Err() == nil
+		}
+		t := db.opts.Clock.NewTimer(left)
 		defer t.Stop()
 		timeout = t.C()
 	}

@@ -152,7 +152,7 @@ func (w *watcher) next() (events []*event, pos uint64, behind bool, err error) {
 	if w.pos < db.state.compacted {
 		return nil, w.pos, true, errCompacted
 	}
-	if all, ok := db.ring.after(w.pos); ok {
+	if all, ok := db.ring.after(max(w.pos, firstRevision)); ok {
 		events, w.pos = pick(all, w.pos, w.scope, watchBatch)
 	} else {
 		from := w.pos

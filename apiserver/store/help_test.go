@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+
+	"github.com/kplab/kplab/internal/nettest"
+)
+
+// patience is the time in which anything that has to happen happens.
+const patience = 30 * time.Second
+
+// long is how many times more a test does when there is time (KPLAB_LONG=1).
+func long(times int) int {
+	if os.Getenv("KPLAB_LONG") != "" {
+		return times
+	}
+	return 1
+}
+
+func contextWithPatience() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), patience)
+}
+
+// pods is a store of pods in db, as the API server makes one.
+func pods(db *DB) *Store {
+	return storeOf(db, exampleCodec(), identity.NewEncryptCheckTransformer())
+}
+
+func podKey(name string) string { return "/pods/ns/" + name }
+
+func podNamed(name string) *example.Pod {
+	return &example.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
+}
+
+func mustCreate(t testing.TB, s *Store, name string) *example.Pod {
+	t.Helper()
+	out := &example.Pod{}
+	if err := s.Create(context.Background(), podKey(name), podNamed(name), out, 0); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// relabel makes a new version of a pod.
+func relabel(ctx context.Context, s *Store, name, label string) (*example.Pod, error) {
+	out := &example.Pod{}
+	err := s.GuaranteedUpdate(ctx, podKey(name), out, false, nil, storage.SimpleUpdate(func(obj runtime.Object) (runtime.Object, error) {
+		obj.(*example.Pod).Labels = map[string]string{"label": label}
+		return obj, nil
+	}), nil)
+	return out, err
+}
+
+func mustRelabel(t testing.TB, s *Store, name, label string) *example.Pod {
+	t.Helper()
+	out, err := relabel(context.Background(), s, name, label)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func remove(ctx context.Context, s *Store, name string) error {
+	return s.Delete(ctx, podKey(name), &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{})
+}
+
+func mustDelete(t testing.TB, s *Store, name string) {
+	t.Helper()
+	if err := remove(context.Background(), s, name); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// list names the pods at a revision ("" = now).
+func list(s *Store, rv string) ([]string, error) {
+	opts := storage.ListOptions{Recursive: true, Predicate: storage.Everything, ResourceVersion: rv}
+	if rv != "" {
+		opts.ResourceVersionMatch = metav1.ResourceVersionMatchExact
+	}
+	var l example.PodList
+	err := s.GetList(context.Background(), "/pods/", opts, &l)
+	names := make([]string, 0, len(l.Items))
+	for _, p := range l.Items {
+		names = append(names, p.Name)
+	}
+	return names, err
+}
+
+func mustWatch(t testing.TB, s *Store, opts storage.ListOptions) watch.Interface {
+	t.Helper()
+	opts.Recursive = true
+	opts.Predicate.AllowWatchBookmarks = true
+	w, err := s.Watch(context.Background(), "/pods/", opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.Stop)
+	return w
+}
+
+// want reads one event and describes it as "TYPE name@rev".
+func want(t testing.TB, w watch.Interface, desc string) {
+	t.Helper()
+	if got := next(t, w); got != desc {
+		t.Errorf("event %q, want %q", got, desc)
+	}
+}
+
+func next(t testing.TB, w watch.Interface) string {
+	t.Helper()
+	select {
+	case e, ok := <-w.ResultChan():
+		return describe(e, ok)
+	case <-time.After(patience):
+		t.Fatal("no event")
+		return ""
+	}
+}
+
+func describe(e watch.Event, ok bool) string {
+	if !ok {
+		return "closed"
+	}
+	if st, ok := e.Object.(*metav1.Status); ok {
+		return fmt.Sprintf("%s %s", e.Type, st.Reason)
+	}
+	p := e.Object.(*example.Pod)
+	return fmt.Sprintf("%s %s@%s", e.Type, p.Name, p.ResourceVersion)
+}
+
+// gate holds the writer back at the end of each commit until it is opened.
+type gate struct {
+	reached chan struct{}
+	open    chan struct{}
+}
+
+// shut makes the next commit of db stop until release is called. It must be set
+// before anything is written.
+func shut(db *DB) (reached <-chan struct{}, release func()) {
+	g := gate{reached: make(chan struct{}), open: make(chan struct{})}
+	first := true
+	db.afterSync = func(err error) error { // only the writer calls it
+		if first {
+			first = false
+			close(g.reached)
+			<-g.open
+		}
+		return err
+	}
+	return g.reached, func() { close(g.open) }
+}
+
+// waitQueued waits until n ops wait for the writer.
+func waitQueued(t testing.TB, db *DB, n int) {
+	t.Helper()
+	nettest.Eventually(t, patience, fmt.Sprintf("%d writes wait", n), func() error {
+		db.queue.mu.Lock()
+		defer db.queue.mu.Unlock()
+		if got := len(db.queue.ops); got != n {
+			return fmt.Errorf("%d do", got)
+		}
+		return nil
+	})
+}
+
+// checkWhole checks a closed file: by our check, by bbolt's, and that what is
+// kept twice agrees.
+func checkWhole(t testing.TB, path string) {
+	t.Helper()
+	file, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) || err == nil && len(file) == 0 {
+		return
+	}
+	if err == nil {
+		err = checkFile(file)
+	}
+	if err != nil {
+		t.Errorf("%s: %v", path, err)
+		return
+	}
+	b, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true, Timeout: time.Second})
+	if err != nil {
+		t.Errorf("%s: %v", path, err)
+		return
+	}
+	defer b.Close()
+	err = b.View(func(tx *bolt.Tx) error {
+		for err := range tx.Check() {
+			t.Errorf("%s: %v", path, err)
+		}
+		return agrees(tx)
+	})
+	if err != nil {
+		t.Errorf("%s: %v", path, err)
+	}
+}
+
+// agrees checks state, tallies and expiry against objects and event log.
+func agrees(tx *bolt.Tx) error {
+	st, err := stateOf(tx)
+	if err != nil {
+		return err
+	}
+	rev, size := st.compacted, uint64(0)
+	err = walkLog(tx, st.compacted, func(r uint64, c change) (bool, error) {
+		rev = r
+		size += 8 + uint64(len(tx.Bucket(bucketLog).Get(revKey(r))))
+		return true, nil
+	})
+	if err != nil {
+		return err
+	}
+	if rev != st.rev && st.rev != firstRevision {
+		return fmt.Errorf("the event log ends at %d, the state says %d", rev, st.rev)
+	}
+	if size != st.logBytes {
+		return fmt.Errorf("the event log has %d bytes, the state says %d", size, st.logBytes)
+	}
+	if tx.Bucket(bucketObjects) == nil {
+		return nil
+	}
+	sums, ends := map[string]tally{}, 0
+	err = tx.Bucket(bucketObjects).ForEach(func(k, v []byte) error {
+		r, err := decodeRecord(k, v)
+		if err != nil {
+			return fmt.Errorf("%q: %w", k, err)
+		}
+		if r.expire != 0 {
+			ends++
+			if tx.Bucket(bucketExpiry).Get(expiryKey(r.expire, k)) == nil {
+				return fmt.Errorf("%q ends at %d, but is not in the expiry bucket", k, r.expire)
+			}
+		}
+		return tx.Bucket(bucketTallies).ForEach(func(p, _ []byte) error {
+			if (scope{string(p), true}).hasBytes(k) {
+				s := sums[string(p)]
+				s.count, s.bytes = s.count+1, s.bytes+uint64(len(r.value))
+				sums[string(p)] = s
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return err
+	}
+	if n := tx.Bucket(bucketExpiry).Stats().KeyN; n != ends {
+		return fmt.Errorf("%d entries in the expiry bucket, %d objects with an end", n, ends)
+	}
+	return tx.Bucket(bucketTallies).ForEach(func(p, v []byte) error {
+		t, err := decodeTally(p, v)
+		if err != nil {
+			return err
+		}
+		s := sums[string(p)]
+		if s.newest = t.newest; s != t {
+			return fmt.Errorf("tally of %q is %+v, counted %+v", p, t, s)
+		}
+		return nil
+	})
+}
