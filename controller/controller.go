@@ -17,6 +17,7 @@ import (
 	"github.com/kplab/kplab/controller/gc"
 	"github.com/kplab/kplab/controller/kubernetessvc"
 	"github.com/kplab/kplab/controller/loop"
+	"github.com/kplab/kplab/controller/mirroring"
 	"github.com/kplab/kplab/controller/namespace"
 	"github.com/kplab/kplab/controller/nodelifecycle"
 	"github.com/kplab/kplab/controller/replicaset"
@@ -59,6 +60,7 @@ func All(d Deps) []Controller {
 		replicaset.New(d),
 		endpointslice.New(d),
 		endpoints.New(d),
+		mirroring.New(d),
 		gc.New(d),
 		nodelifecycle.New(d),
 	}
