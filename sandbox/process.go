@@ -218,6 +218,9 @@ func killAll(ctx context.Context, ids []reexec.ID) error {
 			errs = append(errs, fmt.Errorf("process %d of %d: %w", i+1, len(open), err))
 		}
 	}
+	for _, id := range ids {
+		_, _ = unix.Wait4(id.Pid, nil, unix.WNOHANG, nil) // fails unless it was a child of ours
+	}
 	return errors.Join(errs...)
 }
 

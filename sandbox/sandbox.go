@@ -39,6 +39,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kplab/kplab/internal/netns"
 )
 
@@ -93,6 +95,11 @@ func Open(cfg Config) (_ *Runtime, err error) {
 	}
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
+	}
+	// Descriptors that this process inherited (a pipe of whoever started the lab)
+	// must not reach shims, which outlive it, nor containers.
+	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return nil, fmt.Errorf("sandbox: keep descriptors from children: %w", err)
 	}
 	if err := os.MkdirAll(r.sandboxesDir(), 0o700); err != nil {
 		return nil, fmt.Errorf("sandbox: %w", err)

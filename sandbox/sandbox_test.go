@@ -16,7 +16,12 @@ import (
 	"github.com/kplab/kplab/sandbox"
 )
 
-func TestMain(m *testing.M) { nettest.Main(m) }
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(daemonEnv); dir != "" {
+		os.Exit(daemon(dir))
+	}
+	nettest.Main(m)
+}
 
 // open returns a Runtime on a new directory; at the end of the test everything of
 // it is destroyed, twice.

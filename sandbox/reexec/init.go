@@ -59,9 +59,6 @@ func runInit(ch *channel) error {
 	if err := tieToParent(ch); err != nil {
 		return err
 	}
-	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		return fmt.Errorf("close descriptors: %w", err)
-	}
 	return startError(cfg.Process.Args[0], syscall.Exec(program, cfg.Process.Args, env))
 }
 

@@ -70,8 +70,11 @@ func init() {
 	// its work on this one, and starts its program from it.
 	runtime.LockOSThread()
 	ch := &channel{fd: reportFD}
-	unix.CloseOnExec(configFD)
-	unix.CloseOnExec(reportFD)
+	// Also those that nobody meant to pass on.
+	if err := unix.CloseRange(configFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		ch.send(Report{Error: "keep descriptors from the container: " + err.Error()}, -1)
+		os.Exit(1)
+	}
 	if err := role(ch); err != nil {
 		ch.send(Report{Error: err.Error(), Cause: causeOf(err)}, -1)
 		os.Exit(1)

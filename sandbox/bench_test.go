@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sandbox_test
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kplab/kplab/sandbox"
+)
+
+// BenchmarkSandbox makes and removes pods one after the other. raw-us is what the
+// kernel takes for a namespace alone in the same run; the ratios are to that.
+func BenchmarkSandbox(b *testing.B) {
+	r := open(b)
+	var creating, removing time.Duration
+	n := 0
+	var ids []string
+	for b.Loop() {
+		begin := time.Now()
+		id := fmt.Sprintf("bench-%d", n)
+		if _, err := r.Create(b.Context(), sandbox.Spec{ID: id, Namespace: "default", Name: id}); err != nil {
+			b.Fatal(err)
+		}
+		creating += time.Since(begin)
+		ids = append(ids, id)
+		n++
+		if len(ids) < 100 {
+			continue
+		}
+		removing += removeAll(b, r, ids)
+		ids = nil
+	}
+	removing += removeAll(b, r, ids)
+	raw := rawUnshare(b, 300)
+	b.ReportMetric(float64(n)/creating.Seconds(), "pods/s")
+	b.ReportMetric(creating.Seconds()/float64(n)/raw.Seconds(), "create/raw")
+	b.ReportMetric(removing.Seconds()/float64(n)/raw.Seconds(), "remove/raw")
+	b.ReportMetric(raw.Seconds()*1e6, "raw-us")
+}
+
+func removeAll(b *testing.B, r *sandbox.Runtime, ids []string) time.Duration {
+	begin := time.Now()
+	for _, id := range ids {
+		if err := r.Remove(b.Context(), id); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return time.Since(begin)
+}
+
+// rawUnshare returns the time of one unshare(CLONE_NEWNET).
+func rawUnshare(b *testing.B, n int) time.Duration {
+	done := make(chan error)
+	var took time.Duration
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		begin := time.Now()
+		var err error
+		for i := 0; i < n && err == nil; i++ {
+			err = unix.Unshare(unix.CLONE_NEWNET)
+		}
+		took = time.Since(begin) / time.Duration(n)
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		b.Fatal(err)
+	}
+	return took
+}
+
+// BenchmarkExec runs true in a container with a process (joined) and in one
+// without (a view of its own). spawn is fork and exec of true on the host.
+func BenchmarkExec(b *testing.B) {
+	r := open(b)
+	s := create(b, r, "bench")
+	start(b, s, sandbox.ProcessSpec{Container: "app"}, "exec sleep 1000")
+	for _, container := range []string{"app", "web"} {
+		b.Run(map[string]string{"app": "joined", "web": "own"}[container], func(b *testing.B) {
+			for b.Loop() {
+				if code, err := s.Exec(b.Context(), sandbox.ExecSpec{Container: container, Args: []string{"/bin/true"}}); err != nil || code != 0 {
+					b.Fatal(code, err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkStart starts a container's process and waits for its end.
+func BenchmarkStart(b *testing.B) {
+	r := open(b)
+	s := create(b, r, "bench")
+	n := 0
+	for b.Loop() {
+		p, err := s.Start(b.Context(), sandbox.ProcessSpec{Container: "app", Attempt: n, Args: []string{"/bin/true"}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		<-p.Done()
+		n++
+	}
+}
