@@ -175,11 +175,37 @@ func (c seesOwnWrites) Create(ctx context.Context, key string, obj, out runtime.
 	}
 }
 
-// cachedWithPrefixTransformer lets the suite change how the store below reads.
-type cachedWithPrefixTransformer struct{ *cached }
+// exchangeable is a transformer that can be exchanged while the cache reads.
+type exchangeable struct {
+	now atomic.Pointer[value.Transformer]
+}
 
-func (c cachedWithPrefixTransformer) UpdatePrefixTransformer(modify storagetesting.PrefixTransformerModifier) func() {
-	return withPrefixTransformer{c.store}.UpdatePrefixTransformer(modify)
+func newExchangeable() *exchangeable {
+	e := &exchangeable{}
+	e.set(storagetesting.NewPrefixTransformer([]byte(valuePrefix), false))
+	return e
+}
+
+func (e *exchangeable) set(t value.Transformer) { e.now.Store(&t) }
+
+func (e *exchangeable) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
+	return (*e.now.Load()).TransformFromStorage(ctx, data, dataCtx)
+}
+
+func (e *exchangeable) TransformToStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, error) {
+	return (*e.now.Load()).TransformToStorage(ctx, data, dataCtx)
+}
+
+// exchanging lets the suite change how the store below the cache reads.
+type exchanging struct {
+	*cached
+	transformer *exchangeable
+}
+
+func (e exchanging) UpdatePrefixTransformer(modify storagetesting.PrefixTransformerModifier) func() {
+	before := *e.transformer.now.Load()
+	e.transformer.set(modify(storagetesting.NewPrefixTransformer([]byte(valuePrefix), false)))
+	return func() { e.transformer.set(before) }
 }
 
 func TestSuiteCached(t *testing.T) {
@@ -277,16 +303,17 @@ func TestSuiteCached(t *testing.T) {
 			run(t.Context(), t, newCached(t, cacheOptions{transformer: tr}), tr.fail.Store)
 		})
 	}
-	for name, run := range map[string]func(*testing.T, *cached){
-		"GuaranteedUpdate": func(t *testing.T, c *cached) {
-			storagetesting.RunTestGuaranteedUpdate(t.Context(), t, cachedWithPrefixTransformer{c}, keyIsClean(c.store))
+	for name, run := range map[string]func(*testing.T, exchanging){
+		"GuaranteedUpdate": func(t *testing.T, e exchanging) {
+			storagetesting.RunTestGuaranteedUpdate(t.Context(), t, e, keyIsClean(e.store))
 		},
-		"GuaranteedUpdateChecksStoredData": func(t *testing.T, c *cached) {
-			storagetesting.RunTestGuaranteedUpdateChecksStoredData(t.Context(), t, cachedWithPrefixTransformer{c})
+		"GuaranteedUpdateChecksStoredData": func(t *testing.T, e exchanging) {
+			storagetesting.RunTestGuaranteedUpdateChecksStoredData(t.Context(), t, e)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			run(t, newCached(t, cacheOptions{transformer: storagetesting.NewPrefixTransformer([]byte(valuePrefix), false)}))
+			tr := newExchangeable()
+			run(t, exchanging{newCached(t, cacheOptions{transformer: tr}), tr})
 		})
 	}
 	for _, sizes := range []bool{true, false} {
