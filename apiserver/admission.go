@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
-	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/kplab/kplab/apiserver/registry"
 )
@@ -60,7 +59,7 @@ func (n namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, _
 	if isNamespace || a.GetNamespace() == "" {
 		return nil
 	}
-	ns, err := n.get(ctx, a.GetNamespace())
+	ns, err := registry.Read[*corev1.Namespace](ctx, n.lookup, "namespaces", metav1.NamespaceNone, a.GetNamespace())
 	if err != nil {
 		return err
 	}
@@ -78,25 +77,6 @@ func (n namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, _
 		return &apierrors.StatusError{ErrStatus: s}
 	}
 	return refused
-}
-
-// get reads the namespace from the watch cache, and from storage when the
-// cache does not have it (yet).
-func (n namespaceLifecycle) get(ctx context.Context, name string) (*corev1.Namespace, error) {
-	store := n.lookup("namespaces")
-	ctx = request.WithNamespace(ctx, metav1.NamespaceNone)
-	obj, err := store.Get(ctx, name, &metav1.GetOptions{ResourceVersion: "0"})
-	if apierrors.IsNotFound(err) {
-		obj, err = store.Get(ctx, name, &metav1.GetOptions{})
-	}
-	if err != nil {
-		return nil, err
-	}
-	ns, ok := obj.(*corev1.Namespace)
-	if !ok {
-		return nil, fmt.Errorf("namespace %s is stored as %T", name, obj)
-	}
-	return ns, nil
 }
 
 // accountWait is how long the creation of a pod waits for its service account:

@@ -9,9 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/admission"
-	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/storage/names"
 
 	"github.com/kplab/kplab/apiserver/registry"
@@ -75,16 +73,11 @@ func (p podAdmission) Admit(ctx context.Context, a admission.Attributes, _ admis
 // account reads the service account. The account default of a new namespace is
 // made by a controller a moment after the namespace, so a pod may wait for it.
 func (p podAdmission) account(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
-	ctx = request.WithNamespace(ctx, namespace)
-	store := p.lookup("serviceaccounts")
 	until := time.Now().Add(accountWait)
-	for version := "0"; ; version = "" {
-		obj, err := store.Get(ctx, name, &metav1.GetOptions{ResourceVersion: version})
-		if account, ok := obj.(*corev1.ServiceAccount); ok && err == nil {
-			return account, nil
-		}
-		if !apierrors.IsNotFound(err) || (name != "default" && version == "") || time.Now().After(until) {
-			return nil, err
+	for {
+		account, err := registry.Read[*corev1.ServiceAccount](ctx, p.lookup, "serviceaccounts", namespace, name)
+		if !apierrors.IsNotFound(err) || name != "default" || time.Now().After(until) {
+			return account, err
 		}
 		select {
 		case <-ctx.Done():

@@ -4,7 +4,6 @@ package apiserver
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -22,8 +21,7 @@ import (
 // TestMain silences the generic server's own log: what a test wants to know is
 // in its failure.
 func TestMain(m *testing.M) {
-	klog.LogToStderr(false)
-	klog.SetOutput(io.Discard)
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	os.Exit(m.Run())
 }
 
@@ -111,16 +109,4 @@ func makeNamespace(t testing.TB, s *testServer, name string) {
 	if _, err := s.client.CoreV1().ServiceAccounts(name).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-}
-
-func TestStart(t *testing.T) {
-	t0 := time.Now()
-	s := startServer(t, "")
-	t.Logf("ready after %v", time.Since(t0))
-	makeNamespace(t, s, "default")
-	ns, err := s.client.CoreV1().Namespaces().Get(t.Context(), "default", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("%+v", ns)
 }

@@ -24,10 +24,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/kplab/kplab/apiserver/registry"
 )
@@ -204,13 +204,7 @@ func (t *tokens) bound(ctx context.Context, resource, namespace string, id *obje
 	if id == nil {
 		return nil
 	}
-	store := t.lookup(resource)
-	if store == nil {
-		return nil
-	}
-	// Resource version 0: the watch cache answers. A deletion is seen a moment
-	// late, which is also how upstream does it.
-	obj, err := store.Get(request.WithNamespace(ctx, namespace), id.Name, &metav1.GetOptions{ResourceVersion: "0"})
+	obj, err := registry.Read[runtime.Object](ctx, t.lookup, resource, namespace, id.Name)
 	if apierrors.IsNotFound(err) {
 		return fmt.Errorf("service account token has been invalidated: %s %s/%s is gone", resource, namespace, id.Name)
 	}

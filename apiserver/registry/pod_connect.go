@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilproxy "k8s.io/apimachinery/pkg/util/proxy"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/apiserver/pkg/endpoints/request"
 	genericrest "k8s.io/apiserver/pkg/registry/generic/rest"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/util/proxy"
@@ -97,17 +96,9 @@ func (k kubeletProxy) locate(ctx context.Context, pod *corev1.Pod, path string, 
 	if node == "" {
 		return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("pod %s does not have a host assigned", pod.Name))
 	}
-	nodes := k.deps.Lookup("nodes")
-	if nodes == nil {
-		return nil, nil, apierrors.NewInternalError(fmt.Errorf("no nodes are served"))
-	}
-	obj, err := nodes.Get(request.WithNamespace(ctx, metav1.NamespaceNone), node, &metav1.GetOptions{ResourceVersion: "0"})
+	n, err := Read[*corev1.Node](ctx, k.deps.Lookup, "nodes", metav1.NamespaceNone, node)
 	if err != nil {
 		return nil, nil, err
-	}
-	n, ok := obj.(*corev1.Node)
-	if !ok {
-		return nil, nil, apierrors.NewInternalError(fmt.Errorf("node %s is stored as %T", node, obj))
 	}
 	host := ""
 	for _, want := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP, corev1.NodeHostName} {

@@ -5,6 +5,7 @@ package registry
 import (
 	"net/netip"
 	"path"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -45,7 +46,8 @@ func oneOf[T ~string](value T, path *field.Path, allowed ...T) field.ErrorList {
 			return nil
 		}
 	}
-	return field.ErrorList{field.NotSupported(path, value, allowed)}
+	// Sorted, as upstream lists them.
+	return field.ErrorList{field.NotSupported(path, value, slices.Sorted(slices.Values(allowed)))}
 }
 
 // invalidIf turns the messages of the validation package into errors at path.

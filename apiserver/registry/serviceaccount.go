@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/util/dryrun"
 )
@@ -147,32 +146,32 @@ func (r tokenREST) bind(ctx context.Context, ref *authenticationv1.BoundObjectRe
 	if resource == "" || ref.APIVersion != "v1" {
 		return apierrors.NewBadRequest(fmt.Sprintf("cannot bind token to object of type %s, Kind=%s", ref.APIVersion, ref.Kind))
 	}
-	store := r.deps.Lookup(resource)
-	if store == nil {
-		return apierrors.NewBadRequest(fmt.Sprintf("no %s are served", resource))
-	}
-	if resource == "nodes" {
-		ctx = request.WithNamespace(ctx, metav1.NamespaceNone)
-	}
-	obj, err := store.Get(ctx, ref.Name, &metav1.GetOptions{})
-	if err != nil {
-		return err
-	}
 	var uid types.UID
-	switch o := obj.(type) {
-	case *corev1.Pod:
-		if o.Spec.ServiceAccountName != account.Name {
+	switch ref.Kind {
+	case "Pod":
+		pod, err := Read[*corev1.Pod](ctx, r.deps.Lookup, resource, account.Namespace, ref.Name)
+		if err != nil {
+			return err
+		}
+		if pod.Spec.ServiceAccountName != account.Name {
 			return apierrors.NewBadRequest(fmt.Sprintf("cannot bind token for serviceaccount %q to pod running with different serviceaccount name.", account.Name))
 		}
-		uid = o.UID
-		claims.PodName, claims.PodUID = o.Name, string(o.UID)
-		claims.NodeName = o.Spec.NodeName
-	case *corev1.Secret:
-		uid = o.UID
-		claims.SecretName, claims.SecretUID = o.Name, string(o.UID)
-	case *corev1.Node:
-		uid = o.UID
-		claims.NodeName, claims.NodeUID = o.Name, string(o.UID)
+		uid = pod.UID
+		claims.PodName, claims.PodUID, claims.NodeName = pod.Name, string(pod.UID), pod.Spec.NodeName
+	case "Secret":
+		secret, err := Read[*corev1.Secret](ctx, r.deps.Lookup, resource, account.Namespace, ref.Name)
+		if err != nil {
+			return err
+		}
+		uid = secret.UID
+		claims.SecretName, claims.SecretUID = secret.Name, string(secret.UID)
+	case "Node":
+		node, err := Read[*corev1.Node](ctx, r.deps.Lookup, resource, metav1.NamespaceNone, ref.Name)
+		if err != nil {
+			return err
+		}
+		uid = node.UID
+		claims.NodeName, claims.NodeUID = node.Name, string(node.UID)
 	}
 	if ref.UID != "" && ref.UID != uid {
 		return apierrors.NewConflict(schema.GroupResource{Resource: resource}, ref.Name, errUID(ref.UID, uid))
