@@ -122,7 +122,7 @@ func TestNamespaceIsEmptiedBeforeItGoes(t *testing.T) {
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("still there: %v %v", ns.Status, err)
+		return fmt.Errorf("still there: %v, %w", ns.Status, err)
 	})
 	b.settle()
 }
@@ -191,7 +191,7 @@ func TestRestartWritesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.rolledOut("web")
-	b.setImage("web", "nginx:2")
+	b.setImage("nginx:2")
 	b.rolledOut("web")
 	b.settle()
 	// A deletion is the newest thing that happened to a kind: no event names it later.

@@ -54,17 +54,8 @@ type bench struct {
 	halt    func() // stops controllers and kubelet; the API stays
 }
 
-type benchOptions struct {
-	workers int
-	fsync   bool
-}
-
-func newBench(t testing.TB, opts ...func(*benchOptions)) *bench {
+func newBench(t *testing.T) *bench {
 	t.Helper()
-	o := benchOptions{workers: 2}
-	for _, f := range opts {
-		f(&o)
-	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +63,7 @@ func newBench(t testing.TB, opts ...func(*benchOptions)) *bench {
 	server, err := apiserver.New(apiserver.Config{
 		StateDir: t.TempDir(), Listeners: []net.Listener{listener},
 		ServiceCIDR: netip.MustParsePrefix("10.96.0.0/12"),
-		NoFsync:     !o.fsync, Log: slog.New(slog.DiscardHandler),
+		NoFsync:     true, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -99,7 +90,7 @@ func newBench(t testing.TB, opts ...func(*benchOptions)) *bench {
 	b.addNode("master", func(n *corev1.Node) {
 		n.Spec.Taints = []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}
 	})
-	for i := range o.workers {
+	for i := range 2 {
 		b.addNode(fmt.Sprintf("node%d", i+1))
 	}
 	b.settle()

@@ -57,17 +57,17 @@ func (b *bench) get(name string) *appsv1.Deployment {
 	return d
 }
 
-func (b *bench) patch(name, patch string) {
+func (b *bench) patch(patch string) {
 	b.t.Helper()
-	_, err := b.client.AppsV1().Deployments("default").Patch(b.t.Context(), name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+	_, err := b.client.AppsV1().Deployments("default").Patch(b.t.Context(), "web", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
 	if err != nil {
 		b.t.Fatal(err)
 	}
 }
 
-func (b *bench) setImage(name, image string) {
+func (b *bench) setImage(image string) {
 	b.t.Helper()
-	b.patch(name, `{"spec":{"template":{"spec":{"containers":[{"name":"c","image":"`+image+`"}]}}}}`)
+	b.patch(`{"spec":{"template":{"spec":{"containers":[{"name":"c","image":"`+image+`"}]}}}}`)
 }
 
 func (b *bench) sets(name string) []appsv1.ReplicaSet {
@@ -153,7 +153,7 @@ func TestRollout(t *testing.T) {
 	}
 
 	// A new template, up and down within the fences, then back.
-	b.setImage("web", "nginx:2")
+	b.setImage("nginx:2")
 	b.rolledOut("web")
 	b.settle()
 	if got := images(b.pods("default", "app=web")); got != "nginx:2" || len(b.pods("default", "app=web")) != 3 || len(b.sets("web")) != 2 {
@@ -182,7 +182,7 @@ func TestRollout(t *testing.T) {
 
 	// Scaling, up and down.
 	for _, n := range []int{6, 1, 0, 2} {
-		b.patch("web", fmt.Sprintf(`{"spec":{"replicas":%d}}`, n))
+		b.patch(fmt.Sprintf(`{"spec":{"replicas":%d}}`, n))
 		b.rolledOut("web")
 		b.settle()
 		if got := b.pods("default", "app=web"); len(got) != n {
@@ -229,7 +229,7 @@ func TestRollingUpdateKeepsServing(t *testing.T) {
 	b.settle()
 	// Pods of this image never become ready: the rollout stops, the old ones stay.
 	b.kubelet.unready.Store("nginx:broken", true)
-	b.setImage("web", "nginx:broken")
+	b.setImage("nginx:broken")
 	nettest.Eventually(t, patience, "the deadline passes", func() error {
 		if got := reason(b.get("web"), appsv1.DeploymentProgressing); got != "False ProgressDeadlineExceeded" {
 			return fmt.Errorf("progressing is %s", got)
@@ -247,12 +247,12 @@ func TestRollingUpdateKeepsServing(t *testing.T) {
 		t.Fatalf("%d old pods of %d", ready, len(b.pods("default", "app=web")))
 	}
 	// Scaled in the middle of it, both sets grow.
-	b.patch("web", `{"spec":{"replicas":8}}`)
+	b.patch(`{"spec":{"replicas":8}}`)
 	b.settle()
 	if got := len(b.pods("default", "app=web")); got != 9 {
 		t.Fatalf("scaled to 8 plus a surge of 1: %d pods", got)
 	}
-	b.setImage("web", "nginx:3")
+	b.setImage("nginx:3")
 	b.rolledOut("web")
 	b.settle()
 	if got := images(b.pods("default", "app=web")); got != "nginx:3" {
@@ -266,7 +266,7 @@ func TestRecreateWaitsForTheOldPods(t *testing.T) {
 	b.rolledOut("web")
 	b.settle()
 	b.kubelet.frozen.Store(true)
-	b.setImage("web", "nginx:2")
+	b.setImage("nginx:2")
 	b.settle()
 	if got := images(b.pods("default", "app=web")); got != "nginx:1" {
 		t.Fatalf("old pods still end, and there are %s", got)
@@ -297,16 +297,16 @@ func TestPauseHistoryAndCollision(t *testing.T) {
 		d.Spec.RevisionHistoryLimit = &two
 	}))
 	b.rolledOut("web")
-	b.patch("web", `{"spec":{"paused":true}}`)
-	b.setImage("web", "nginx:2")
+	b.patch(`{"spec":{"paused":true}}`)
+	b.setImage("nginx:2")
 	b.settle()
 	if d := b.get("web"); reason(d, appsv1.DeploymentProgressing) != "Unknown DeploymentPaused" || len(b.sets("web")) != 1 {
 		t.Fatalf("paused: %s, %d sets", reason(d, appsv1.DeploymentProgressing), len(b.sets("web")))
 	}
-	b.patch("web", `{"spec":{"paused":false}}`)
+	b.patch(`{"spec":{"paused":false}}`)
 	b.rolledOut("web")
 	for i := 3; i <= 6; i++ {
-		b.setImage("web", fmt.Sprintf("nginx:%d", i))
+		b.setImage(fmt.Sprintf("nginx:%d", i))
 		b.rolledOut("web")
 		b.settle()
 	}
@@ -383,7 +383,7 @@ func TestForegroundAndOrphan(t *testing.T) {
 	nettest.Eventually(t, patience, "the owner goes last", func() error {
 		_, err := b.client.AppsV1().Deployments("default").Get(t.Context(), "fore", metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
-			return fmt.Errorf("still there: %v", err)
+			return fmt.Errorf("still there: %w", err)
 		}
 		return nil
 	})

@@ -213,7 +213,7 @@ func (r *rollout) split() {
 }
 
 func olderFirst(a, b *appsv1.ReplicaSet) int {
-	return cmp.Or(a.CreationTimestamp.Time.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
+	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
 }
 
 // step decides what is next.

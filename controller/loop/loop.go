@@ -13,6 +13,7 @@ package loop
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -261,8 +262,8 @@ func Stale(what string) error { return staleError{what} }
 
 // IsStale reports whether err was made by Stale.
 func IsStale(err error) bool {
-	_, ok := err.(staleError)
-	return ok
+	var stale staleError
+	return errors.As(err, &stale)
 }
 
 // Key identifies a namespaced object; Namespace is empty for others.

@@ -38,7 +38,7 @@ func compareNeed(a, b *corev1.Pod, sameNode map[types.UID]int) int {
 		cmp.Compare(sameNode[b.UID], sameNode[a.UID]),
 		shorterReadyFirst(a, b),
 		cmp.Compare(podstate.Restarts(b), podstate.Restarts(a)),
-		b.CreationTimestamp.Time.Compare(a.CreationTimestamp.Time),
+		b.CreationTimestamp.Compare(a.CreationTimestamp.Time),
 		strings.Compare(a.Name, b.Name), // a tie is broken the same way each time
 	)
 }
@@ -83,5 +83,5 @@ func shorterReadyFirst(a, b *corev1.Pod) int {
 	if sinceA.IsZero() != sinceB.IsZero() {
 		return falseFirst(!sinceA.IsZero(), !sinceB.IsZero())
 	}
-	return sinceB.Time.Compare(sinceA.Time)
+	return sinceB.Compare(sinceA.Time)
 }

@@ -52,9 +52,9 @@ func ownedBy(owner string) podOption {
 	}
 }
 
-func port(ip string, number int32, protocol corev1.Protocol) podOption {
+func port80(ip string, protocol corev1.Protocol) podOption {
 	return func(p *corev1.Pod) {
-		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Ports: []corev1.ContainerPort{{HostIP: ip, HostPort: number, Protocol: protocol}}})
+		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Ports: []corev1.ContainerPort{{HostIP: ip, HostPort: 80, Protocol: protocol}}})
 	}
 }
 
@@ -116,7 +116,6 @@ func TestSpread(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	s := lab()
 	for _, tc := range []struct {
 		name string
 		pod  *corev1.Pod
@@ -142,11 +141,11 @@ func TestRefusals(t *testing.T) {
 			s.setNode(node("node2", two))
 			put(t, s, many(4, "x")...)
 		}, "0/3 nodes are available: 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, 2 Too many pods."},
-		{"host port", pod("p", port("", 80, "")), func(s *state) {
-			put(t, s, many(2, "x", port("10.0.0.1", 80, corev1.ProtocolTCP))...)
+		{"host port", pod("p", port80("", "")), func(s *state) {
+			put(t, s, many(2, "x", port80("10.0.0.1", corev1.ProtocolTCP))...)
 		}, "0/3 nodes are available: 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, 2 node(s) didn't have free ports for the requested pod ports."},
 	} {
-		s = lab()
+		s := lab()
 		if tc.prep != nil {
 			tc.prep(s)
 		}
@@ -196,16 +195,16 @@ func TestAccepts(t *testing.T) {
 			s.setNode(node("node1", taint("slow", "", corev1.TaintEffectPreferNoSchedule)))
 			s.place(pod("x"), "node2")
 		}, "node2"},
-		{"same host port, other protocol", pod("p", port("", 80, corev1.ProtocolUDP)), func(s *state) {
-			s.place(pod("x", port("", 80, corev1.ProtocolTCP)), "node1")
-			s.place(pod("y", port("", 80, corev1.ProtocolUDP)), "node2")
+		{"same host port, other protocol", pod("p", port80("", corev1.ProtocolUDP)), func(s *state) {
+			s.place(pod("x", port80("", corev1.ProtocolTCP)), "node1")
+			s.place(pod("y", port80("", corev1.ProtocolUDP)), "node2")
 		}, "node1"},
 		{"tolerates a cordon", pod("p", tolerateAll, affinity(corev1.LabelHostname, "node1")), func(s *state) {
 			s.setNode(node("node1", func(n *corev1.Node) { n.Spec.Unschedulable = true }))
 		}, "node1"},
-		{"room again after a removal", pod("p", port("", 80, "")), func(s *state) {
-			s.place(pod("x", port("", 80, "")), "node1")
-			s.place(pod("y", port("", 80, "")), "node2")
+		{"room again after a removal", pod("p", port80("", "")), func(s *state) {
+			s.place(pod("x", port80("", "")), "node1")
+			s.place(pod("y", port80("", "")), "node2")
 			s.remove("y")
 		}, "node2"},
 		{"node comes back with its pods", pod("p"), func(s *state) {

@@ -16,17 +16,17 @@ import (
 	"github.com/kplab/kplab/controller/loop"
 )
 
-func indexOf(t testing.TB, services ...*corev1.Service) cache.Indexer {
-	t.Helper()
+func indexOf(tb testing.TB, services ...*corev1.Service) cache.Indexer {
+	tb.Helper()
 	informer := informers.NewSharedInformerFactory(fake.NewClientset(), 0).Core().V1().Services().Informer()
 	for range 2 { // several controllers ask for it
 		if err := Add(informer); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 	for _, s := range services {
 		if err := informer.GetIndexer().Add(s); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 	return informer.GetIndexer()
