@@ -67,7 +67,7 @@ func (b *bench) patch(patch string) {
 
 func (b *bench) setImage(image string) {
 	b.t.Helper()
-	b.patch(`{"spec":{"template":{"spec":{"containers":[{"name":"c","image":"`+image+`"}]}}}}`)
+	b.patch(`{"spec":{"template":{"spec":{"containers":[{"name":"c","image":"` + image + `"}]}}}}`)
 }
 
 func (b *bench) sets(name string) []appsv1.ReplicaSet {
