@@ -116,6 +116,8 @@ func (s *Server) genericConfig(scheme *runtime.Scheme, codecs serializer.CodecFa
 	c.SkipOpenAPIInstallation = true
 
 	c.EnableProfiling = false
+	// The hook only keeps a metric up to date, every second.
+	c.DisabledPostStartHooks.Insert("max-in-flight-filter")
 	// Only priority and fairness asks it.
 	c.StorageObjectCountTracker = nil
 	c.EnableIndex = true

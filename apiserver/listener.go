@@ -97,7 +97,8 @@ func (m *manyListener) closeConns() {
 	}
 	m.mu.Unlock()
 	for _, c := range conns {
-		c.Close()
+		// The peer may have closed it already, which is the same.
+		_ = c.Close()
 	}
 }
 

@@ -27,18 +27,18 @@ func testPod(name string) *corev1.Pod {
 
 // wantError fails unless err is the API error that is says and its text has
 // every part.
-func wantError(t testing.TB, what string, err error, is func(error) bool, parts ...string) {
-	t.Helper()
+func wantError(tb testing.TB, what string, err error, is func(error) bool, parts ...string) {
+	tb.Helper()
 	if err == nil {
-		t.Errorf("%s: no error", what)
+		tb.Errorf("%s: no error", what)
 		return
 	}
 	if !is(err) {
-		t.Errorf("%s: wrong kind of error: %v (%v)", what, err, apierrors.ReasonForError(err))
+		tb.Errorf("%s: wrong kind of error: %v (%v)", what, err, apierrors.ReasonForError(err))
 	}
 	for _, p := range parts {
 		if !strings.Contains(err.Error(), p) {
-			t.Errorf("%s: error %q lacks %q", what, err, p)
+			tb.Errorf("%s: error %q lacks %q", what, err, p)
 		}
 	}
 }
@@ -168,11 +168,13 @@ func TestPodRefused(t *testing.T) {
 		change func(*corev1.Pod)
 		want   []string
 	}{
-		"no container":       {func(p *corev1.Pod) { p.Spec.Containers = nil }, []string{"spec.containers: Required value"}},
-		"no image":           {func(p *corev1.Pod) { p.Spec.Containers[0].Image = "" }, []string{"spec.containers[0].image: Required value"}},
-		"restart policy":     {func(p *corev1.Pod) { p.Spec.RestartPolicy = "Sometimes" }, []string{`spec.restartPolicy: Unsupported value: "Sometimes": supported values: "Always", "Never", "OnFailure"`}},
-		"port":               {func(p *corev1.Pod) { p.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 70000}} }, []string{"spec.containers[0].ports[0].containerPort: Invalid value: 70000: must be between 1 and 65535, inclusive"}},
-		"mount":              {func(p *corev1.Pod) { p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "x", MountPath: "/x"}} }, []string{`spec.containers[0].volumeMounts[0].name: Not found: "x"`}},
+		"no container":   {func(p *corev1.Pod) { p.Spec.Containers = nil }, []string{"spec.containers: Required value"}},
+		"no image":       {func(p *corev1.Pod) { p.Spec.Containers[0].Image = "" }, []string{"spec.containers[0].image: Required value"}},
+		"restart policy": {func(p *corev1.Pod) { p.Spec.RestartPolicy = "Sometimes" }, []string{`spec.restartPolicy: Unsupported value: "Sometimes": supported values: "Always", "Never", "OnFailure"`}},
+		"port":           {func(p *corev1.Pod) { p.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 70000}} }, []string{"spec.containers[0].ports[0].containerPort: Invalid value: 70000: must be between 1 and 65535, inclusive"}},
+		"mount": {func(p *corev1.Pod) {
+			p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "x", MountPath: "/x"}}
+		}, []string{`spec.containers[0].volumeMounts[0].name: Not found: "x"`}},
 		"two names":          {func(p *corev1.Pod) { p.Spec.Containers = append(p.Spec.Containers, p.Spec.Containers[0]) }, []string{`spec.containers[1].name: Duplicate value: "web"`}},
 		"probe without kind": {func(p *corev1.Pod) { p.Spec.Containers[0].ReadinessProbe = &corev1.Probe{} }, []string{"spec.containers[0].readinessProbe: Required value: must specify a handler type"}},
 		"name":               {func(p *corev1.Pod) { p.Name = "Bad_Name" }, []string{`metadata.name: Invalid value: "Bad_Name"`}},

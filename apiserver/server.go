@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	restregistry "k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/rest"
 
@@ -69,6 +70,7 @@ type Server struct {
 	listener *manyListener
 	generic  *genericapiserver.GenericAPIServer
 	kinds    []registry.Kind
+	storages registry.Storages
 	stop     *stopSignal
 	ready    chan struct{}
 }
@@ -133,6 +135,7 @@ func (s *Server) build() error {
 		return err
 	}
 	signer.lookup = lookup
+	s.storages = storages
 	s.listener = newManyListener(s.cfg.Listeners)
 	config, err := s.genericConfig(scheme, codecs, getter, signer, lookup)
 	if err != nil {
@@ -218,6 +221,9 @@ func (s *Server) Ready(ctx context.Context) error {
 	for {
 		body, err := client.Get().AbsPath("/readyz").DoRaw(ctx)
 		if err == nil {
+			err = s.cachesReady()
+		}
+		if err == nil {
 			return nil
 		}
 		select {
@@ -226,6 +232,20 @@ func (s *Server) Ready(ctx context.Context) error {
 		case <-time.After(2 * time.Millisecond):
 		}
 	}
+}
+
+// cachesReady is nil when every kind's watch cache has read the store.
+func (s *Server) cachesReady() error {
+	for _, paths := range s.storages {
+		for path, storage := range paths {
+			if r, ok := storage.(restregistry.StorageWithReadiness); ok {
+				if err := r.ReadinessCheck(); err != nil {
+					return fmt.Errorf("watch cache of %s: %w", path, err)
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // NewestRevisions returns the newest revision of each kind by its resource

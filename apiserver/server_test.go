@@ -4,11 +4,14 @@ package apiserver
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -36,14 +39,14 @@ type testServer struct {
 
 // startServer runs a server on a free port of 127.0.0.1 until the test ends. dir
 // "" means a new directory.
-func startServer(t testing.TB, dir string, change ...func(*Config)) *testServer {
-	t.Helper()
+func startServer(tb testing.TB, dir string, change ...func(*Config)) *testServer {
+	tb.Helper()
 	if dir == "" {
-		dir = t.TempDir()
+		dir = tb.TempDir()
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	cfg := Config{
 		StateDir: dir, Listeners: []net.Listener{l},
@@ -56,7 +59,7 @@ func startServer(t testing.TB, dir string, change ...func(*Config)) *testServer 
 	}
 	s, err := New(cfg)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -71,42 +74,66 @@ func startServer(t testing.TB, dir string, change ...func(*Config)) *testServer 
 		select {
 		case err := <-done:
 			if err != nil {
-				t.Errorf("stop: %v", err)
+				tb.Errorf("stop: %v", err)
 			}
 		case <-time.After(20 * time.Second):
-			t.Error("the server does not stop")
+			tb.Error("the server does not stop")
 		}
 	}
-	t.Cleanup(stop)
+	tb.Cleanup(stop)
 	ready, cancelReady := context.WithTimeout(ctx, 20*time.Second)
 	defer cancelReady()
 	if err := s.Ready(ready); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	client, err := kubernetes.NewForConfig(s.ClientConfig("system:admin", "system:masters"))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	data, err := s.AdminKubeconfig("test", "https://"+l.Addr().String())
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	kubeconfig := filepath.Join(tb.TempDir(), "kubeconfig")
 	if err := os.WriteFile(kubeconfig, data, 0o600); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return &testServer{Server: s, client: client, kubeconfig: kubeconfig, dir: dir, stop: stop}
 }
 
 // makeNamespace creates a namespace with the service account that a controller
 // would make.
-func makeNamespace(t testing.TB, s *testServer, name string) {
-	t.Helper()
-	ctx := t.Context()
+func makeNamespace(tb testing.TB, s *testServer, name string) {
+	tb.Helper()
+	ctx := tb.Context()
 	if _, err := s.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if _, err := s.client.CoreV1().ServiceAccounts(name).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
+}
+
+// watchers is how many watches of a resource the server has, by its own metric.
+func (s *testServer) watchers(resource string) int {
+	body, err := s.client.CoreV1().RESTClient().Get().AbsPath("/metrics").SetHeader("Accept", "text/plain").DoRaw(context.Background())
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(body)) {
+		if !strings.HasPrefix(line, "apiserver_longrunning_requests{") || !strings.Contains(line, `resource="`+resource+`"`) || !strings.Contains(line, `verb="WATCH"`) {
+			continue
+		}
+		if n, err := strconv.Atoi(strings.TrimSpace(line[strings.LastIndex(line, " "):])); err == nil {
+			return n
+		}
+	}
+	return 0
+}
+
+func (s *testServer) moreWatchers(resource string, than int) error {
+	if n := s.watchers(resource); n <= than {
+		return fmt.Errorf("%d watches of %s", n, resource)
+	}
+	return nil
 }

@@ -32,26 +32,26 @@ func refused(err error) error {
 }
 
 // next returns the next event of a watch.
-func next(t testing.TB, w watch.Interface) watch.Event {
-	t.Helper()
+func next(tb testing.TB, w watch.Interface) watch.Event {
+	tb.Helper()
 	select {
 	case e, ok := <-w.ResultChan():
 		if !ok {
-			t.Fatal("the watch has ended")
+			tb.Fatal("the watch has ended")
 		}
 		return e
 	case <-time.After(waitTime):
-		t.Fatal("no event")
+		tb.Fatal("no event")
 	}
 	return watch.Event{}
 }
 
-func makeConfigMaps(t testing.TB, s *testServer, n int) {
-	t.Helper()
+func makeConfigMaps(tb testing.TB, s *testServer, n int) {
+	tb.Helper()
 	for i := range n {
 		c := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("c%02d", i), Labels: map[string]string{"n": "x"}}}
-		if _, err := s.client.CoreV1().ConfigMaps("default").Create(t.Context(), c, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
+		if _, err := s.client.CoreV1().ConfigMaps("default").Create(tb.Context(), c, metav1.CreateOptions{}); err != nil {
+			tb.Fatal(err)
 		}
 	}
 }

@@ -7,11 +7,12 @@
 set -eu
 cd "$(dirname "$0")"
 version=$(go list -m -f '{{.Version}}' k8s.io/kube-openapi)
+file=zz_generated.openapi.go
 # The generator reads the Go source of these packages out of the module cache.
-exec go run "k8s.io/kube-openapi/cmd/openapi-gen@$version" \
+go run "k8s.io/kube-openapi/cmd/openapi-gen@$version" \
 	--output-dir . \
 	--output-pkg github.com/kplab/kplab/apiserver/openapi \
-	--output-file zz_generated.openapi.go \
+	--output-file "$file" \
 	--go-header-file header.txt \
 	--report-filename /dev/null \
 	k8s.io/api/apps/v1 \
@@ -27,3 +28,6 @@ exec go run "k8s.io/kube-openapi/cmd/openapi-gen@$version" \
 	k8s.io/apimachinery/pkg/runtime \
 	k8s.io/apimachinery/pkg/util/intstr \
 	k8s.io/apimachinery/pkg/version
+# Without its build constraint, so that the licence is the first line as in every
+# other file.
+sed -i '1,/^$/{/^\/\/go:build\|^\/\/ +build\|^$/d;}' "$file"

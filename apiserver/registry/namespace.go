@@ -20,7 +20,6 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	storeerr "k8s.io/apiserver/pkg/storage/errors"
 	"k8s.io/apiserver/pkg/util/dryrun"
-	"k8s.io/utils/ptr"
 )
 
 func namespaceKind() Kind {
@@ -167,7 +166,7 @@ func (r namespaceREST) markTerminating(ctx context.Context, name string, validat
 		ns.Finalizers = slices.DeleteFunc(ns.Finalizers, func(f string) bool {
 			return f == metav1.FinalizerOrphanDependents
 		})
-		if p := options.PropagationPolicy; (p != nil && *p == metav1.DeletePropagationOrphan) || ptr.Deref(options.OrphanDependents, false) {
+		if p := options.PropagationPolicy; p != nil && *p == metav1.DeletePropagationOrphan {
 			ns.Finalizers = append(ns.Finalizers, metav1.FinalizerOrphanDependents)
 		}
 		return ns, nil

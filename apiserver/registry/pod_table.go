@@ -20,10 +20,10 @@ func podColumns() []metav1.TableColumnDefinition {
 		column("Status", "string", "What the pod is doing, in one word."),
 		column("Restarts", "string", "How often its containers were started again, and when last."),
 		ageColumn,
-		wideColumn("IP", "string", "The pod's first address."),
-		wideColumn("Node", "string", "The node that runs the pod."),
-		wideColumn("Nominated Node", "string", "The node that is being cleared for the pod."),
-		wideColumn("Readiness Gates", "string", "How many of the pod's readiness gates are true."),
+		wideColumn("IP", "The pod's first address."),
+		wideColumn("Node", "The node that runs the pod."),
+		wideColumn("Nominated Node", "The node that is being cleared for the pod."),
+		wideColumn("Readiness Gates", "How many of the pod's readiness gates are true."),
 	}
 }
 

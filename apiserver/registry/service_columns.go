@@ -24,7 +24,7 @@ func serviceColumns() []metav1.TableColumnDefinition {
 		column("External-IP", "string", "Addresses or the name by which it is known outside of the cluster's own range."),
 		column("Port(s)", "string", "The ports of the Service, with their node ports and protocols."),
 		ageColumn,
-		wideColumn("Selector", "string", "The labels of the pods that stand behind the Service."),
+		wideColumn("Selector", "The labels of the pods that stand behind the Service."),
 	}
 }
 

@@ -22,9 +22,9 @@ func column(name, typ, description string) metav1.TableColumnDefinition {
 	return metav1.TableColumnDefinition{Name: name, Type: typ, Description: description}
 }
 
-// wideColumn describes a column that only the wide output shows.
-func wideColumn(name, typ, description string) metav1.TableColumnDefinition {
-	return metav1.TableColumnDefinition{Name: name, Type: typ, Description: description, Priority: 1}
+// wideColumn describes a column of text that only the wide output shows.
+func wideColumn(name, description string) metav1.TableColumnDefinition {
+	return metav1.TableColumnDefinition{Name: name, Type: "string", Description: description, Priority: 1}
 }
 
 // age renders the time since t as kubectl shows ages.

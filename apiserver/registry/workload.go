@@ -19,9 +19,9 @@ import (
 // templateColumns are the wide columns of kinds that make pods from a template.
 func templateColumns() []metav1.TableColumnDefinition {
 	return []metav1.TableColumnDefinition{
-		wideColumn("Containers", "string", "Names of the containers in the pod template."),
-		wideColumn("Images", "string", "Images of the containers in the pod template."),
-		wideColumn("Selector", "string", "The label selector of the pods."),
+		wideColumn("Containers", "Names of the containers in the pod template."),
+		wideColumn("Images", "Images of the containers in the pod template."),
+		wideColumn("Selector", "The label selector of the pods."),
 	}
 }
 
