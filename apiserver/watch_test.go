@@ -83,6 +83,31 @@ func TestWatchList(t *testing.T) {
 	}
 }
 
+// TestStopEndsWatches: a server stops at once although clients watch it, and
+// their watches end rather than hang.
+func TestStopEndsWatches(t *testing.T) {
+	s := startServer(t, "")
+	makeNamespace(t, s, "default")
+	w, err := s.client.CoreV1().Pods("").Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	begin := time.Now()
+	s.stop()
+	if took := time.Since(begin); took > 2*time.Second {
+		t.Errorf("stopping took %v", took)
+	}
+	select {
+	case e, open := <-w.ResultChan():
+		if open && e.Type != watch.Error {
+			t.Errorf("event %s %v", e.Type, e.Object)
+		}
+	case <-time.After(waitTime):
+		t.Error("the watch hangs")
+	}
+}
+
 // TestWatchFromZeroAndSelectors: revision 0 sends what is there; an object that
 // stops matching is deleted for the watcher.
 func TestWatchFromZeroAndSelectors(t *testing.T) {
