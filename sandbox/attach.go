@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kplab/kplab/sandbox/reexec"
 )
 
@@ -110,6 +112,10 @@ func (a *attached) copyOut(stdout, stderr io.Writer) error {
 	buf := make([]byte, 1+reexec.MaxFrame)
 	for {
 		n, err := a.conn.Read(buf)
+		if errors.Is(err, unix.ECONNRESET) {
+			// The shim has ended without reading all input; its output comes first.
+			n, err = a.conn.Read(buf)
+		}
 		if n == 0 || err != nil {
 			if err == nil || errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) {
 				return nil

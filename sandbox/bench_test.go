@@ -4,13 +4,17 @@ package sandbox_test
 
 import (
 	"fmt"
+	"os"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kplab/kplab/internal/nettest"
 	"github.com/kplab/kplab/sandbox"
+	"github.com/kplab/kplab/sandbox/reexec"
 )
 
 // BenchmarkSandbox makes and removes pods one after the other. raw-us is what the
@@ -74,20 +78,43 @@ func rawUnshare(b *testing.B, n int) time.Duration {
 }
 
 // BenchmarkExec runs true in a container with a process (joined) and in one
-// without (a view of its own). spawn is fork and exec of true on the host.
+// without (own), one after the other without a pause (row) and with time for the
+// next role to be started ahead (paused), which is what a person or a script that
+// also does other things sees.
 func BenchmarkExec(b *testing.B) {
 	r := open(b)
 	s := create(b, r, "bench")
 	start(b, s, sandbox.ProcessSpec{Container: "app"}, "exec sleep 1000")
 	for _, container := range []string{"app", "web"} {
-		b.Run(map[string]string{"app": "joined", "web": "own"}[container], func(b *testing.B) {
-			for b.Loop() {
-				if code, err := s.Exec(b.Context(), sandbox.ExecSpec{Container: container, Args: []string{"/bin/true"}}); err != nil || code != 0 {
-					b.Fatal(code, err)
+		for _, pause := range []bool{false, true} {
+			name := map[string]string{"app": "joined", "web": "own"}[container] + map[bool]string{false: "/row", true: "/paused"}[pause]
+			b.Run(name, func(b *testing.B) {
+				role := map[string]string{"app": reexec.RoleExec, "web": reexec.RoleInit}[container]
+				for n := 0; b.Loop(); n++ {
+					if pause && n > 0 {
+						b.StopTimer()
+						awaitRoles(b, r, role)
+						b.StartTimer()
+					}
+					if code, err := s.Exec(b.Context(), sandbox.ExecSpec{Container: container, Args: []string{"/bin/true"}}); err != nil || code != 0 {
+						b.Fatal(code, err)
+					}
 				}
-			}
-		})
+			})
+		}
 	}
+}
+
+// awaitRoles waits until the role that was started ahead waits for work.
+func awaitRoles(b *testing.B, r *sandbox.Runtime, role string) {
+	nettest.Eventually(b, 10*time.Second, "roles wait", func() error {
+		pid := r.Waiting(role)
+		in, err := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))
+		if err == nil && !strings.HasPrefix(string(in), fmt.Sprint(unix.SYS_RECVMSG, " ")) {
+			err = fmt.Errorf("pid %d: %s", pid, in)
+		}
+		return err
+	})
 }
 
 // BenchmarkStart starts a container's process and waits for its end.
@@ -96,6 +123,11 @@ func BenchmarkStart(b *testing.B) {
 	s := create(b, r, "bench")
 	n := 0
 	for b.Loop() {
+		if n > 0 {
+			b.StopTimer()
+			awaitRoles(b, r, reexec.RoleShim)
+			b.StartTimer()
+		}
 		p, err := s.Start(b.Context(), sandbox.ProcessSpec{Container: "app", Attempt: n, Args: []string{"/bin/true"}})
 		if err != nil {
 			b.Fatal(err)

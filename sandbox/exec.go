@@ -52,8 +52,17 @@ func (s *Sandbox) exec(ctx context.Context, spec ExecSpec) (int, error) {
 		return -1, err
 	}
 	defer s.endSession(session)
-	stop := context.AfterFunc(ctx, session.kill)
-	defer stop()
+	// The kill is over, or will not be, before the session lets go of its process.
+	killed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(killed)
+		session.kill()
+	})
+	defer func() {
+		if !stop() {
+			<-killed
+		}
+	}()
 	exit, err := session.follow(spec)
 	switch {
 	case ctx.Err() != nil:
@@ -70,6 +79,7 @@ func (s *Sandbox) exec(ctx context.Context, spec ExecSpec) (int, error) {
 
 // session is a running Exec.
 type session struct {
+	role   string
 	pid    int  // the role's process
 	joined bool // by kplab-exec, which reports the end; else pid becomes the program
 	report int
@@ -134,20 +144,26 @@ func (s *Sandbox) openSession(spec ExecSpec, role string, config any, cancel con
 
 // endSession lets go of a session whose program has ended.
 func (s *Sandbox) endSession(x *session) {
-	x.close()
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	delete(s.sessions, x)
-	s.live.Done()
+	s.mu.Unlock()
+	s.runtime.roles.ahead(x.role)
+	if x.pid == 0 {
+		x.close()
+		s.live.Done()
+		return
+	}
+	// kplab-exec is about to end; release waits for this.
+	go func() {
+		x.close()
+		s.live.Done()
+	}()
 }
 
 // launch starts a role with pipes for its streams.
 func (s *Sandbox) launch(spec ExecSpec, role string, config any) (_ *session, err error) {
-	cmd, err := reexec.Prepare(role, s.runtime.program())
-	if err != nil {
-		return nil, err
-	}
-	x := &session{joined: role == reexec.RoleExec, report: -1}
+	x := &session{role: role, joined: role == reexec.RoleExec, report: -1}
+	files := [3]int{-1, -1, -1}
 	var theirs []*os.File
 	pipe := func(fd int, input bool) *os.File {
 		if err != nil {
@@ -162,7 +178,7 @@ func (s *Sandbox) launch(spec ExecSpec, role string, config any) (_ *session, er
 			ours, child = w, r
 		}
 		theirs = append(theirs, child)
-		cmd.Files[fd] = int(child.Fd()) // which also makes it block, as programs expect
+		files[fd] = int(child.Fd()) // which also makes it block, as programs expect
 		return ours
 	}
 	if !spec.TTY {
@@ -176,26 +192,21 @@ func (s *Sandbox) launch(spec ExecSpec, role string, config any) (_ *session, er
 		case spec.Stderr == nil:
 		case sameWriter(spec.Stdout, spec.Stderr):
 			// One writer gets one stream, in order, and is never called twice at once.
-			cmd.Files[2] = cmd.Files[1]
+			files[2] = files[1]
 		default:
 			x.stderr = pipe(2, false)
 		}
 	}
-	cmd.Attr.Setsid = true
+	var started *reexec.Role
 	if err == nil {
-		if x.joined {
-			x.report, err = cmd.Start(config)
-		} else {
-			cmd.Attr.Cloneflags = unix.CLONE_NEWPID
-			cmd.Attr.Pdeathsig = unix.SIGKILL
-			closed := s.runtime.starter.do(func() { x.report, err = cmd.Start(config) })
-			err = errors.Join(err, closed)
-		}
+		started, err = s.runtime.roles.give(role, config, files, nil)
 	}
 	for _, f := range theirs {
 		err = errors.Join(err, f.Close())
 	}
-	x.pid = cmd.Pid
+	if started != nil {
+		x.pid, x.report = started.Pid, started.Socket
+	}
 	x.kill = x.killer()
 	if err != nil {
 		x.kill()
@@ -240,7 +251,8 @@ func (x *session) follow(spec ExecSpec) (reexec.ExitRecord, error) {
 	}
 	var exit *reexec.ExitRecord
 	var failed error
-	for {
+	// Once the end is known, nobody needs to wait until kplab-exec has ended too.
+	for exit == nil {
 		r, fd, ok, err := reexec.ReceiveReport(x.report)
 		if err != nil || !ok {
 			failed = errors.Join(failed, err)
@@ -258,16 +270,21 @@ func (x *session) follow(spec ExecSpec) (reexec.ExitRecord, error) {
 			}
 		}
 	}
-	ended, err := x.wait()
+	var waitErr error
+	if exit == nil {
+		ended, err := x.wait()
+		if !x.joined {
+			exit = &ended
+		}
+		waitErr = err
+	}
 	stopResizing()
 	x.finishCopies()
 	switch {
 	case failed != nil:
 		return reexec.ExitRecord{}, failed
-	case err != nil:
-		return reexec.ExitRecord{}, err
-	case !x.joined:
-		return ended, nil
+	case waitErr != nil:
+		return reexec.ExitRecord{}, waitErr
 	case exit == nil:
 		return reexec.ExitRecord{}, errors.New("its helper ended without a word (killed?)")
 	}
@@ -382,13 +399,13 @@ func (x *session) closeStreams() {
 	}
 }
 
-// close lets go of everything.
+// close lets go of everything and waits for the role to have ended.
 func (x *session) close() {
 	x.closeStreams()
-	if x.report >= 0 {
-		_ = unix.Close(x.report)
-	}
 	if x.pid > 0 {
 		_ = reap(x.pid)
+	}
+	if x.report >= 0 {
+		_ = unix.Close(x.report)
 	}
 }

@@ -377,7 +377,10 @@ func TestRemoveEndsEverything(t *testing.T) {
 	execs := make(chan error, 2)
 	for _, container := range []string{"app", "web"} {
 		go func() {
-			_, err := s.Exec(t.Context(), sandbox.ExecSpec{Container: container, Args: []string{"sleep", "1000"}})
+			code, err := s.Exec(t.Context(), sandbox.ExecSpec{Container: container, Args: []string{"sleep", "1000"}})
+			if code == 137 { // killed with its container
+				err = sandbox.ErrNotRunning
+			}
 			execs <- err
 		}()
 	}
@@ -414,4 +417,23 @@ func TestRemoveEndsEverything(t *testing.T) {
 		t.Errorf("pin: %v", err)
 	}
 	_ = p
+}
+
+func TestNetworkOfANode(t *testing.T) {
+	r := open(t)
+	node, err := r.CreateNetNS("node-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := r.Create(t.Context(), sandbox.Spec{ID: "host", Name: "host", Network: "node-a", Hostname: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, s, sandbox.ProcessSpec{}, "exec sleep 1000")
+	for _, container := range []string{"app", "web"} {
+		out := run(t, s, "readlink /proc/self/ns/net; hostname", func(spec *sandbox.ExecSpec) { spec.Container = container })
+		if want := fmt.Sprintf("net:[%d]\na\n", node.Inode()); out != want {
+			t.Errorf("%s: in %q, want %q", container, out, want)
+		}
+	}
 }

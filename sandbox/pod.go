@@ -36,8 +36,8 @@ type Sandbox struct {
 // Spec returns what the sandbox was made from.
 func (s *Sandbox) Spec() Spec { return s.spec }
 
-// NetNS returns the pod's network namespace. The handle is the sandbox's: it is
-// closed by Remove.
+// NetNS returns the pod's own network namespace, also when its processes live in
+// another. The handle is the sandbox's: it is closed by Remove.
 func (s *Sandbox) NetNS() *netns.NS { return s.ns }
 
 // Dir returns the sandbox's directory, where other parts may keep files of the

@@ -78,9 +78,9 @@ type Runtime struct {
 	boxes  map[string]*Sandbox
 	closed bool
 
-	pool    *pool
-	starter *starter
-	tools   sync.Mutex // guards making the busybox directory
+	pool  *pool
+	roles *roles
+	tools sync.Mutex // guards making the busybox directory
 }
 
 // Open takes over what is in cfg.Dir, or starts there with nothing. Pods and
@@ -114,7 +114,7 @@ func Open(cfg Config) (_ *Runtime, err error) {
 		return nil, errors.Join(fmt.Errorf("sandbox: %w", err), r.Close())
 	}
 	r.pool = startPool()
-	r.starter = startStarter()
+	r.roles = startRoles(r.program())
 	return r, nil
 }
 
@@ -134,8 +134,8 @@ func (r *Runtime) Close() error {
 	if r.pool != nil {
 		errs = append(errs, r.pool.stop())
 	}
-	if r.starter != nil {
-		r.starter.stop()
+	if r.roles != nil {
+		errs = append(errs, r.roles.stop())
 	}
 	for _, s := range boxes {
 		s.release()
@@ -175,6 +175,11 @@ func checkName(what, name string) error {
 func (r *Runtime) Create(ctx context.Context, spec Spec) (*Sandbox, error) {
 	if err := checkName("sandbox", spec.ID); err != nil {
 		return nil, err
+	}
+	if spec.Network != "" {
+		if err := checkName("network namespace", spec.Network); err != nil {
+			return nil, err
+		}
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err

@@ -19,6 +19,9 @@ type Spec struct {
 	Name      string `json:"name"`
 	// Hostname is what the pod's containers have as host name; empty means Name.
 	Hostname string `json:"hostname"`
+	// Network names another network namespace of the lab, a node's, in which the
+	// pod's processes live (a pod with hostNetwork). Empty means the pod's own.
+	Network string `json:"network,omitempty"`
 }
 
 // User is who a process runs as. The zero value is root.

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -94,12 +92,8 @@ func (s *Sandbox) alive() error {
 
 // startShim starts the shim and waits until it has started the program.
 func (s *Sandbox) startShim(ctx context.Context, p *Process, cfg reexec.ShimConfig) error {
-	cmd, err := reexec.Prepare(reexec.RoleShim, s.runtime.program())
-	if err != nil {
-		return err
-	}
-	cmd.Attr.Setsid = true // signals to the daemon's terminal and group pass it by
-	report, err := cmd.Start(cfg, func(pid int) error {
+	none := [3]int{-1, -1, -1}
+	role, err := s.runtime.roles.give(reexec.RoleShim, cfg, none, func(pid int) error {
 		id, err := reexec.Identify(pid)
 		if err != nil {
 			return fmt.Errorf("identify the shim: %w", err)
@@ -109,10 +103,12 @@ func (s *Sandbox) startShim(ctx context.Context, p *Process, cfg reexec.ShimConf
 		return writeRecord(filepath.Join(p.dir, processFile), rec)
 	})
 	if err != nil {
-		p.shim.Pid = cmd.Pid
+		p.shim = reexec.ID{}
 		return err
 	}
+	report := role.Socket
 	defer func() { _ = unix.Close(report) }()
+	defer s.runtime.roles.ahead(reexec.RoleShim)
 	// Receiving ends when the shim does.
 	stop := context.AfterFunc(ctx, func() { _ = p.shim.Signal(unix.SIGKILL) })
 	defer stop()
@@ -244,49 +240,9 @@ func (s *Sandbox) initConfig(v view) (reexec.InitConfig, error) {
 		}
 	}
 	cfg.Namespaces.Net = s.pins()[0]
+	if s.spec.Network != "" {
+		cfg.Namespaces.Net = NetNSPath(s.runtime.dir, s.spec.Network)
+	}
 	cfg.Namespaces.UTS, cfg.Namespaces.IPC, err = s.sharedNamespaces()
 	return cfg, err
-}
-
-// starter starts processes that the kernel kills when the daemon dies. That bond
-// is to a thread, and Go's threads come and go; this one stays.
-type starter struct {
-	work chan func()
-	done sync.WaitGroup
-
-	mu      sync.Mutex // one at a time, none after stop
-	stopped bool
-}
-
-func startStarter() *starter {
-	s := &starter{work: make(chan func())}
-	s.done.Go(func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		for f := range s.work {
-			f()
-		}
-	})
-	return s
-}
-
-// do runs f on the starter's thread and waits for it.
-func (s *starter) do(f func()) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.stopped {
-		return ErrClosed
-	}
-	finished := make(chan struct{})
-	s.work <- func() { defer close(finished); f() }
-	<-finished
-	return nil
-}
-
-func (s *starter) stop() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stopped = true
-	close(s.work)
-	s.done.Wait()
 }

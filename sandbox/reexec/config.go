@@ -159,6 +159,9 @@ type channel struct{ fd int }
 // send sends a report, with a descriptor when fd is not negative. Whether anybody
 // still listens is of no interest to the role.
 func (c *channel) send(r Report, fd int) {
+	if len(r.Error) > maxError {
+		r.Error = r.Error[:maxError]
+	}
 	data, err := json.Marshal(r)
 	if err != nil {
 		return // no value of the type fails
@@ -170,9 +173,12 @@ func (c *channel) send(r Report, fd int) {
 	_ = unix.Sendmsg(c.fd, data, rights, nil, unix.MSG_NOSIGNAL)
 }
 
-// maxReport is the size of the longest message. Errors name paths and arguments;
-// this is far above both limits of what fits in one line.
-const maxReport = 64 << 10
+// maxReport is the size of the longest message, and maxError of the text in it,
+// which can grow sixfold on the way.
+const (
+	maxReport = 8 << 10
+	maxError  = 1 << 10
+)
 
 // ReceiveReport reads the next message from the other end of a role's socket and
 // the descriptor that came with it, or -1. ok is false when the role has closed

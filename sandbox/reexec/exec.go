@@ -17,7 +17,7 @@ import (
 // interest: the program is killed.
 func runExec(ch *channel) error {
 	var cfg ExecConfig
-	if err := readConfig(&cfg); err != nil {
+	if err := ch.receive(&cfg); err != nil {
 		return err
 	}
 	p := &cfg.Process

@@ -15,7 +15,7 @@ import (
 // place. The one who started it sees its end of the report socket close then.
 func runInit(ch *channel) error {
 	var cfg InitConfig
-	if err := readConfig(&cfg); err != nil {
+	if err := ch.receive(&cfg); err != nil {
 		return err
 	}
 	// Not readable through /proc by whoever comes into the process namespace.

@@ -9,10 +9,11 @@
 //	             and becomes the container's program
 //	kplab-exec   joins a running container and starts one more program in it
 //
-// The name of the role is argv[0]. A role reads its configuration as JSON from
-// descriptor 3 until the end of the file and reports on descriptor 4, a
-// SOCK_SEQPACKET socket. When the configuration never ends properly, because the
-// one who started it is gone, a role exits and has done nothing.
+// The name of the role is argv[0]. A role is started with nothing but a
+// SOCK_SEQPACKET socket, on descriptor 3, and waits there until it is given work:
+// its configuration and its standard descriptors. So it can be started ahead of
+// time, which takes longer than everything that follows. When the one who started
+// it is gone, it exits and has done nothing. On the same socket it reports.
 //
 // # Why there is an init function here
 //
@@ -25,9 +26,7 @@
 package reexec
 
 import (
-	"encoding/json"
-	"fmt"
-	"io"
+	"errors"
 	"os"
 	"runtime"
 
@@ -41,11 +40,8 @@ const (
 	RoleExec = "kplab-exec"
 )
 
-// Descriptors of every role besides the standard three.
-const (
-	configFD = 3
-	reportFD = 4
-)
+// channelFD is the descriptor of a role's socket.
+const channelFD = 3
 
 // Environment is what roles are started with: they do little, one thread at a
 // time, and should stay small.
@@ -69,35 +65,15 @@ func init() {
 	// Namespaces, root, rights and filters belong to a thread: a role does all of
 	// its work on this one, and starts its program from it.
 	runtime.LockOSThread()
-	ch := &channel{fd: reportFD}
-	// Also those that nobody meant to pass on.
-	if err := unix.CloseRange(configFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		ch.send(Report{Error: "keep descriptors from the container: " + err.Error()}, -1)
-		os.Exit(1)
+	ch := &channel{fd: channelFD}
+	// Also the descriptors that nobody meant to pass on.
+	err := unix.CloseRange(channelFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC)
+	if err == nil {
+		err = role(ch)
 	}
-	if err := role(ch); err != nil {
+	if err != nil && !errors.Is(err, errUnused) {
 		ch.send(Report{Error: err.Error(), Cause: causeOf(err)}, -1)
 		os.Exit(1)
 	}
 	os.Exit(0)
-}
-
-// readConfig decodes the role's configuration.
-func readConfig(into any) error {
-	f := os.NewFile(configFD, "configuration")
-	data, err := io.ReadAll(f)
-	if err != nil {
-		return fmt.Errorf("read the configuration: %w", err)
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	if len(data) == 0 {
-		// Whoever wanted the process is gone.
-		return fmt.Errorf("no configuration came: %w", io.ErrUnexpectedEOF)
-	}
-	if err := json.Unmarshal(data, into); err != nil {
-		return fmt.Errorf("read the configuration: %w", err)
-	}
-	return nil
 }

@@ -3,13 +3,11 @@
 package reexec
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,9 +15,12 @@ import (
 
 // runShim starts a container's first process and stays with it until it ends.
 func runShim(ch *channel) error {
+	// Ahead of time too, with the shim.
+	init, initErr := Spawn(RoleInit, "/proc/self/exe")
 	var cfg ShimConfig
-	if err := readConfig(&cfg); err != nil {
-		return err
+	err := ch.receive(&cfg)
+	if err := errors.Join(err, initErr); err != nil {
+		return errors.Join(err, init.Drop())
 	}
 	if err := unix.Chdir(cfg.Dir); err != nil { // the attach socket's name has to be short
 		return fmt.Errorf("enter %s: %w", cfg.Dir, err)
@@ -28,10 +29,11 @@ func runShim(ch *channel) error {
 	if err != nil {
 		return err
 	}
-	pid, master, err := startInit(&cfg, io)
+	master, err := startProgram(init, &cfg, io)
 	if err != nil {
 		return err
 	}
+	pid := init.Pid
 	id, err := Identify(pid)
 	if err != nil {
 		return fmt.Errorf("identify the container's process: %w", err)
@@ -56,28 +58,19 @@ func runShim(ch *channel) error {
 	return writeRecord(filepath.Join(cfg.Dir, ExitFile), exit)
 }
 
-// startInit starts kplab-init and returns when the program runs in its place. For
-// a container with a terminal master is its descriptor, else -1.
-func startInit(cfg *ShimConfig, io *streams) (pid, master int, err error) {
-	cmd, err := Prepare(RoleInit, "/proc/self/exe")
-	if err != nil {
-		return 0, -1, err
-	}
-	cmd.Files[0], cmd.Files[1], cmd.Files[2] = io.childStdin, io.childStdout, io.childStderr
-	cmd.Attr.Cloneflags = unix.CLONE_NEWPID
-	cmd.Attr.Setsid = true
-	cmd.Attr.Pdeathsig = syscall.SIGKILL // of this thread, the only one that starts anything
-	report, err := cmd.Start(cfg.Init)
-	if err != nil {
-		return 0, -1, err
+// startProgram gives kplab-init its work and returns when the program runs in its
+// place. For a container with a terminal master is its descriptor, else -1.
+func startProgram(init *Role, cfg *ShimConfig, io *streams) (master int, err error) {
+	if err := init.Give(cfg.Init, [3]int{io.childStdin, io.childStdout, io.childStderr}); err != nil {
+		return -1, errors.Join(err, init.Drop())
 	}
 	io.closeChild()
-	master, err = awaitProgram(report)
+	master, err = awaitProgram(init.Socket)
 	if err != nil {
-		_, waitErr := waitFor(cmd.Pid)
-		return 0, -1, errors.Join(err, waitErr)
+		_, waitErr := waitFor(init.Pid)
+		return -1, errors.Join(err, waitErr)
 	}
-	return cmd.Pid, master, unix.Close(report)
+	return master, unix.Close(init.Socket)
 }
 
 // awaitProgram reads reports of a kplab-init until the program has taken its
@@ -110,70 +103,6 @@ func (r Report) Err() error {
 
 // CauseOf returns the cause of an error that a role reported, or "".
 func CauseOf(err error) Cause { return causeOf(err) }
-
-// Command is a role to be started.
-type Command struct {
-	// Files are the standard descriptors of the role; the caller's, by default
-	// /dev/null.
-	Files [3]int
-	Attr  *syscall.SysProcAttr
-	// Pid is the process once Start has returned.
-	Pid  int
-	role string
-	exe  string
-	null int
-}
-
-// Prepare returns a role to be started from the executable exe.
-func Prepare(role, exe string) (*Command, error) {
-	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open /dev/null: %w", err)
-	}
-	return &Command{role: role, exe: exe, null: null, Files: [3]int{null, null, null}, Attr: &syscall.SysProcAttr{}}, nil
-}
-
-// Start starts the role on the current thread, hands it its configuration and
-// returns the socket of its reports, which the caller closes. before, if any, run
-// between the two: a role does nothing before it has its configuration, so that
-// is the time to record it.
-func (c *Command) Start(config any, before ...func(pid int) error) (report int, err error) {
-	defer func() { err = errors.Join(err, unix.Close(c.null)) }()
-	data, err := json.Marshal(config)
-	if err != nil {
-		return -1, err
-	}
-	var pipe, socket [2]int
-	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
-		return -1, fmt.Errorf("make a pipe: %w", err)
-	}
-	if socket, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0); err != nil {
-		return -1, errors.Join(fmt.Errorf("make a socket pair: %w", err), unix.Close(pipe[0]), unix.Close(pipe[1]))
-	}
-	c.Pid, err = syscall.ForkExec(c.exe, []string{c.role}, &syscall.ProcAttr{
-		Dir: "/",
-		Env: Environment(),
-		Files: []uintptr{
-			uintptr(c.Files[0]), uintptr(c.Files[1]), uintptr(c.Files[2]), uintptr(pipe[0]), uintptr(socket[1]),
-		},
-		Sys: c.Attr,
-	})
-	closed := errors.Join(unix.Close(pipe[0]), unix.Close(socket[1]))
-	if err != nil {
-		return -1, errors.Join(fmt.Errorf("start %s: %w", c.role, err), closed, unix.Close(pipe[1]), unix.Close(socket[0]))
-	}
-	w := os.NewFile(uintptr(pipe[1]), "configuration")
-	for _, f := range before {
-		if err := f(c.Pid); err != nil {
-			return -1, errors.Join(err, closed, w.Close(), unix.Close(socket[0]))
-		}
-	}
-	_, err = w.Write(data)
-	if err := errors.Join(err, closed, w.Close()); err != nil {
-		return -1, errors.Join(fmt.Errorf("configure %s: %w", c.role, err), unix.Close(socket[0]))
-	}
-	return socket[0], nil
-}
 
 // streams are the three streams of a container: what the child has of them, and
 // what the shim does with its ends.

@@ -52,6 +52,21 @@ func runAll(ctx context.Context, open ...func(context.Context) (service, error))
 	return group.Wait()
 }
 
+// whenEnds calls f when ctx ends. The returned function takes that back or, when it
+// is too late, waits for f: a socket is closed only when its Close has returned.
+func whenEnds(ctx context.Context, f func()) (settle func()) {
+	done := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(done)
+		f()
+	})
+	return func() {
+		if !stop() {
+			<-done
+		}
+	}
+}
+
 // tracked is a listener that knows the connections it has accepted.
 type tracked struct {
 	net.Listener
@@ -143,8 +158,7 @@ func tcpService(ns *netns.NS, port int, handle func(net.Conn)) func(context.Cont
 func (s *streams) close() { s.end() }
 
 func (s *streams) serve(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, s.end)
-	defer stop()
+	defer whenEnds(ctx, s.end)()
 	var open sync.WaitGroup
 	defer open.Wait()
 	for {
@@ -193,18 +207,16 @@ func httpService(ns *netns.NS, port int, handler http.Handler, stderr io.Writer)
 func (w *web) close() { w.end() }
 
 func (w *web) serve(ctx context.Context) error {
-	ended := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(ended)
+	settle := whenEnds(ctx, func() {
 		w.end()
 		_ = w.server.Close()
 	})
 	err := w.server.Serve(w.tracked)
-	if stop() {
-		w.end()
-		return err
-	}
-	<-ended
+	settle()
+	w.end()
 	w.active.Wait() // their connections are gone, so they end
-	return nil
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
 }

@@ -70,8 +70,7 @@ func askForDestination(conn *net.UDPConn) error {
 func (p *packets) close() { _ = p.conn.Close() } // nothing is buffered
 
 func (p *packets) serve(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, p.close)
-	defer stop()
+	defer whenEnds(ctx, p.close)()
 	buf := make([]byte, maxDatagram)
 	oob := make([]byte, 128)
 	for {
