@@ -48,6 +48,7 @@ func BenchmarkSandbox(b *testing.B) {
 }
 
 func removeAll(b *testing.B, r *sandbox.Runtime, ids []string) time.Duration {
+	b.Helper()
 	begin := time.Now()
 	for _, id := range ids {
 		if err := r.Remove(b.Context(), id); err != nil {
@@ -59,6 +60,7 @@ func removeAll(b *testing.B, r *sandbox.Runtime, ids []string) time.Duration {
 
 // rawUnshare returns the time of one unshare(CLONE_NEWNET).
 func rawUnshare(b *testing.B, n int) time.Duration {
+	b.Helper()
 	done := make(chan error)
 	var took time.Duration
 	go func() {
@@ -107,6 +109,7 @@ func BenchmarkExec(b *testing.B) {
 
 // awaitRoles waits until the role that was started ahead waits for work.
 func awaitRoles(b *testing.B, r *sandbox.Runtime, role string) {
+	b.Helper()
 	nettest.Eventually(b, 10*time.Second, "roles wait", func() error {
 		pid := r.Waiting(role)
 		in, err := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))

@@ -105,8 +105,11 @@ func TestAdoptAfterKill(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer ns.Close()
-		return ns.Inode()
+		ino := ns.Inode()
+		if err := ns.Close(); err != nil {
+			t.Error(err)
+		}
+		return ino
 	}
 	before := map[string]uint64{"node-a": inode("node-a"), "pod-uid-one": inode("pod-uid-one")}
 	kill()

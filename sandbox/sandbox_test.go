@@ -25,111 +25,111 @@ func TestMain(m *testing.M) {
 
 // open returns a Runtime on a new directory; at the end of the test everything of
 // it is destroyed, twice.
-func open(t testing.TB) *sandbox.Runtime {
-	t.Helper()
-	nettest.NeedRoot(t)
-	nettest.LeakCheck(t)
-	dir := filepath.Join(t.TempDir(), "run")
-	t.Cleanup(func() {
+func open(tb testing.TB) *sandbox.Runtime {
+	tb.Helper()
+	nettest.NeedRoot(tb)
+	nettest.LeakCheck(tb)
+	dir := filepath.Join(tb.TempDir(), "run")
+	tb.Cleanup(func() {
 		for range 2 {
 			if err := sandbox.Destroy(context.Background(), dir); err != nil {
-				t.Error(err)
+				tb.Error(err)
 			}
 		}
 		if _, err := os.Stat(dir); !os.IsNotExist(err) {
-			t.Errorf("%s is left: %v", dir, err)
+			tb.Errorf("%s is left: %v", dir, err)
 		}
 	})
-	return reopen(t, dir)
+	return reopen(tb, dir)
 }
 
 // reopen opens a Runtime on what is in dir.
-func reopen(t testing.TB, dir string) *sandbox.Runtime {
-	t.Helper()
+func reopen(tb testing.TB, dir string) *sandbox.Runtime {
+	tb.Helper()
 	r, err := sandbox.Open(sandbox.Config{Dir: dir})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := r.Close(); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return r
 }
 
 // create makes the sandbox of pod default/NAME.
-func create(t testing.TB, r *sandbox.Runtime, name string) *sandbox.Sandbox {
-	t.Helper()
-	s, err := r.Create(t.Context(), sandbox.Spec{ID: "uid-" + name, Node: "node1", Namespace: "default", Name: name})
+func create(tb testing.TB, r *sandbox.Runtime, name string) *sandbox.Sandbox {
+	tb.Helper()
+	s, err := r.Create(tb.Context(), sandbox.Spec{ID: "uid-" + name, Node: "node1", Namespace: "default", Name: name})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return s
 }
 
 // run executes a shell script in a container without a process and returns what
 // it wrote.
-func run(t testing.TB, s *sandbox.Sandbox, script string, change ...func(*sandbox.ExecSpec)) string {
-	t.Helper()
+func run(tb testing.TB, s *sandbox.Sandbox, script string, change ...func(*sandbox.ExecSpec)) string {
+	tb.Helper()
 	var out bytes.Buffer
 	spec := sandbox.ExecSpec{Container: "web", Args: []string{"/bin/sh", "-c", script}, Stdout: &out, Stderr: &out}
 	for _, f := range change {
 		f(&spec)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(tb.Context(), 20*time.Second)
 	defer cancel()
 	code, err := s.Exec(ctx, spec)
 	if err != nil {
-		t.Fatalf("%s: %v", script, err)
+		tb.Fatalf("%s: %v", script, err)
 	}
 	if code != 0 {
-		out.WriteString(fmt.Sprintf("exit code %d\n", code))
+		fmt.Fprintf(&out, "exit code %d\n", code)
 	}
 	return out.String()
 }
 
 // start starts a shell script as a container's process.
-func start(t testing.TB, s *sandbox.Sandbox, spec sandbox.ProcessSpec, script string) *sandbox.Process {
-	t.Helper()
+func start(tb testing.TB, s *sandbox.Sandbox, spec sandbox.ProcessSpec, script string) *sandbox.Process {
+	tb.Helper()
 	if spec.Container == "" {
 		spec.Container = "app"
 	}
 	spec.Args = []string{"/bin/sh", "-c", script}
-	p, err := s.Start(t.Context(), spec)
+	p, err := s.Start(tb.Context(), spec)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return p
 }
 
 // await waits for the end of a process.
-func await(t testing.TB, p *sandbox.Process) sandbox.Exit {
-	t.Helper()
+func await(tb testing.TB, p *sandbox.Process) sandbox.Exit {
+	tb.Helper()
 	select {
 	case <-p.Done():
 	case <-time.After(20 * time.Second):
-		t.Fatalf("container %s has not ended", p.Container())
+		tb.Fatalf("container %s has not ended", p.Container())
 	}
 	exit, ok := p.Exit()
 	if !ok {
-		t.Fatal("ended without an exit")
+		tb.Fatal("ended without an exit")
 	}
 	return exit
 }
 
 // logOf reads a log without the times.
-func logOf(t testing.TB, path string) []string {
-	t.Helper()
+func logOf(tb testing.TB, path string) []string {
+	tb.Helper()
 	data, err := os.ReadFile(path)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var lines []string
 	for line := range strings.SplitSeq(strings.TrimSuffix(string(data), "\n"), "\n") {
 		at, rest, _ := strings.Cut(line, " ")
 		if _, err := time.Parse(time.RFC3339Nano, at); err != nil {
-			t.Errorf("log line %q: %v", line, err)
+			tb.Errorf("log line %q: %v", line, err)
 		}
 		lines = append(lines, rest)
 	}

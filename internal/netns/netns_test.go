@@ -54,11 +54,11 @@ func TestDoEntersAndLeaves(t *testing.T) {
 	}
 	err := a.Do(func() error {
 		if got, err := inode(); err != nil || got != a.Inode() {
-			return fmt.Errorf("in a: %d, %v, want %d", got, err, a.Inode())
+			return fmt.Errorf("in a: %d, %w, want %d", got, err, a.Inode())
 		}
 		return b.Do(func() error {
 			if got, err := inode(); err != nil || got != b.Inode() {
-				return fmt.Errorf("in b: %d, %v, want %d", got, err, b.Inode())
+				return fmt.Errorf("in b: %d, %w, want %d", got, err, b.Inode())
 			}
 			return nil
 		})
@@ -91,12 +91,12 @@ func TestManyAtOnceAllComeHome(t *testing.T) {
 			errs <- ns.Do(func() error {
 				runtime.Gosched()
 				if got, err := inode(); err != nil || got != ns.Inode() {
-					return fmt.Errorf("inside: %d, %v", got, err)
+					return fmt.Errorf("inside: %d, %w", got, err)
 				}
 				return nil
 			})
 			if got, err := inode(); err != nil || got != before {
-				errs <- fmt.Errorf("outside: %d, %v", got, err)
+				errs <- fmt.Errorf("outside: %d, %w", got, err)
 			}
 		})
 	}

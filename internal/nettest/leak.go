@@ -26,21 +26,21 @@ const leakPatience = 10 * time.Second
 // link, address, route or rule in the current namespace, or a process. Call it
 // before anything that registers a clean-up; it looks after all of them have run.
 // Tests that run in parallel with this one would be counted too.
-func LeakCheck(t testing.TB) {
-	t.Helper()
-	leakCheck(t, leakPatience)
+func LeakCheck(tb testing.TB) {
+	tb.Helper()
+	leakCheck(tb, leakPatience)
 }
 
 // leakCheck is LeakCheck with its patience.
-func leakCheck(t testing.TB, patience time.Duration) {
-	t.Helper()
+func leakCheck(tb testing.TB, patience time.Duration) {
+	tb.Helper()
 	before, err := census()
 	if err != nil {
-		t.Fatalf("leak check: %v", err)
+		tb.Fatalf("leak check: %v", err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := await(patience, func() error { return compare(before) }); err != nil {
-			t.Errorf("leak check: %v", err)
+			tb.Errorf("leak check: %v", err)
 		}
 	})
 }

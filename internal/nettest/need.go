@@ -27,23 +27,23 @@ const requireEnv = "KPLAB_REQUIRE"
 // feature is tried, in a namespace of its own, and not looked up in a list. With
 // the feature's name in KPLAB_REQUIRE the test fails instead.
 //
-// Features: root, iptables, iptables-legacy, nft, ipvs, dummy, netem, sctp, ipv6,
+// Features: root, users (more than one, as a user namespace may lack), iptables, iptables-legacy, nft, ipvs, dummy, netem, sctp, ipv6,
 // bridge, vxlan, nfacct, br-netfilter, ping, busybox.
-func Need(t testing.TB, feature string) {
-	t.Helper()
+func Need(tb testing.TB, feature string) {
+	tb.Helper()
 	probe, ok := probes()[feature]
 	if !ok {
-		t.Fatalf("nettest has no probe for %q; it has %s", feature, strings.Join(features(), ", "))
+		tb.Fatalf("nettest has no probe for %q; it has %s", feature, strings.Join(features(), ", "))
 	}
-	err := probe(t.Context())
+	err := probe(tb.Context())
 	if err == nil {
 		return
 	}
 	msg := fmt.Sprintf("needs %s: %v", feature, err)
 	if slices.Contains(strings.Split(os.Getenv(requireEnv), ","), feature) {
-		t.Fatalf("%s (%s demands it)", msg, requireEnv)
+		tb.Fatalf("%s (%s demands it)", msg, requireEnv)
 	}
-	t.Skip(msg)
+	tb.Skip(msg)
 }
 
 // features lists the names that Need knows.
@@ -61,6 +61,7 @@ func probes() map[string]func(context.Context) error {
 	const rule = "*filter\n:PROBE - [0:0]\nCOMMIT\n"
 	return map[string]func(context.Context) error{
 		"root":            func(context.Context) error { return probeRoot() },
+		"users":           func(context.Context) error { return probeUsers() },
 		"iptables":        try(rule, "iptables-restore", "-w"),
 		"iptables-legacy": try(rule, "iptables-legacy-restore", "-w"),
 		"nft":             try("table ip probe {\n chain c {\n counter\n }\n}\n", "nft", "-f", "-"),
@@ -90,6 +91,22 @@ func probeRoot() error {
 		return err
 	}
 	return ns.Close()
+}
+
+// probeUsers reads how many user ids there are.
+func probeUsers() error {
+	data, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		return err
+	}
+	var inside, outside, count uint64
+	if _, err := fmt.Sscan(string(data), &inside, &outside, &count); err != nil {
+		return fmt.Errorf("read /proc/self/uid_map: %w", err)
+	}
+	if count < 65536 {
+		return fmt.Errorf("this user namespace has %d user ids", count)
+	}
+	return nil
 }
 
 // try returns a probe that feeds a command in a namespace of its own. nfacct is

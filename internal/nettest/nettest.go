@@ -32,10 +32,10 @@ const pollInterval = 5 * time.Millisecond
 
 // Eventually calls cond until it returns nil, and ends the test when that has
 // not happened within timeout, with what was awaited and the last error.
-func Eventually(t testing.TB, timeout time.Duration, what string, cond func() error) {
-	t.Helper()
+func Eventually(tb testing.TB, timeout time.Duration, what string, cond func() error) {
+	tb.Helper()
 	if err := await(timeout, cond); err != nil {
-		t.Fatalf("%s: not within %v: %v", what, timeout, err)
+		tb.Fatalf("%s: not within %v: %v", what, timeout, err)
 	}
 }
 
@@ -60,25 +60,25 @@ func await(timeout time.Duration, cond func() error) error {
 
 // NeedRoot skips the test unless it runs as root, of the machine or of a user
 // namespace. With "root" in KPLAB_REQUIRE the test fails instead.
-func NeedRoot(t testing.TB) {
-	t.Helper()
-	Need(t, "root")
+func NeedRoot(tb testing.TB) {
+	tb.Helper()
+	Need(tb, "root")
 }
 
 // NewNS returns a new network namespace with lo up, closed when the test ends.
-func NewNS(t testing.TB) *netns.NS {
-	t.Helper()
+func NewNS(tb testing.TB) *netns.NS {
+	tb.Helper()
 	ns, err := netns.New()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := ns.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	if err := ns.Do(loUp); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return ns
 }
@@ -108,8 +108,8 @@ type End struct {
 
 // Veth joins two namespaces by a pair of links, up and with their addresses.
 // The links go with their namespaces.
-func Veth(t testing.TB, a, b End) {
-	t.Helper()
+func Veth(tb testing.TB, a, b End) {
+	tb.Helper()
 	err := a.NS.Do(func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = a.Name
@@ -121,18 +121,18 @@ func Veth(t testing.TB, a, b End) {
 		})
 	})
 	if err != nil {
-		t.Fatalf("add veth %s-%s: %v", a.Name, b.Name, err)
+		tb.Fatalf("add veth %s-%s: %v", a.Name, b.Name, err)
 	}
 	for _, e := range []End{a, b} {
 		if err := e.NS.Do(e.setUp); err != nil {
-			t.Fatalf("set up %s: %v", e.Name, err)
+			tb.Fatalf("set up %s: %v", e.Name, err)
 		}
 	}
 	for _, e := range []End{a, b} {
 		// Asking for the link makes the kernel look at the carrier now and not at
 		// the end of the second.
 		if err := e.NS.Do(func() error { _, err := netlink.LinkByName(e.Name); return err }); err != nil {
-			t.Fatalf("read %s: %v", e.Name, err)
+			tb.Fatalf("read %s: %v", e.Name, err)
 		}
 	}
 }

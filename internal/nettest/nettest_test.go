@@ -67,6 +67,7 @@ func TestLeakCheckFinds(t *testing.T) {
 		leak       func(t *testing.T) (undo func())
 	}{
 		{"namespace held by a file", "network namespace net:[", func(t *testing.T) func() {
+			t.Helper()
 			ns, err := netns.New()
 			if err != nil {
 				t.Fatal(err)
@@ -74,6 +75,7 @@ func TestLeakCheckFinds(t *testing.T) {
 			return func() { _ = ns.Close() }
 		}},
 		{"namespace held by a socket", "network namespace net:[", func(t *testing.T) func() {
+			t.Helper()
 			ns, err := netns.New()
 			if err != nil {
 				t.Fatal(err)
@@ -85,6 +87,7 @@ func TestLeakCheckFinds(t *testing.T) {
 			return func() { _ = l.Close() }
 		}},
 		{"mount", "kernel mount", func(t *testing.T) func() {
+			t.Helper()
 			dir := t.TempDir()
 			if err := unix.Mount("leak", dir, "tmpfs", 0, ""); err != nil {
 				t.Fatal(err)
@@ -92,6 +95,7 @@ func TestLeakCheckFinds(t *testing.T) {
 			return func() { _ = unix.Unmount(dir, 0) }
 		}},
 		{"process", "sleep 60", func(t *testing.T) func() {
+			t.Helper()
 			cmd := exec.CommandContext(t.Context(), "sleep", "60")
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
@@ -99,6 +103,7 @@ func TestLeakCheckFinds(t *testing.T) {
 			return func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
 		}},
 		{"orphan", "sleep 61", func(t *testing.T) func() {
+			t.Helper()
 			ctx, cancel := context.WithCancel(t.Context())
 			cmd := exec.CommandContext(ctx, "sh", "-c", "setsid sleep 61 >/dev/null 2>&1 & echo $!")
 			out, err := cmd.Output()
@@ -112,6 +117,7 @@ func TestLeakCheckFinds(t *testing.T) {
 			return func() { cancel(); _ = unix.Kill(pid, unix.SIGKILL) }
 		}},
 		{"link and route", "kernel route", func(t *testing.T) func() {
+			t.Helper()
 			attrs := netlink.NewLinkAttrs()
 			attrs.Name = "leak"
 			br := &netlink.Bridge{LinkAttrs: attrs}
@@ -171,7 +177,7 @@ func TestVethCarriesPackets(t *testing.T) {
 }
 
 func TestNeedKnowsItsProbes(t *testing.T) {
-	for _, f := range []string{"root", "iptables", "iptables-legacy", "nft", "ipvs", "dummy", "netem", "sctp", "ipv6", "bridge", "vxlan", "nfacct", "br-netfilter", "ping", "busybox"} {
+	for _, f := range []string{"root", "users", "iptables", "iptables-legacy", "nft", "ipvs", "dummy", "netem", "sctp", "ipv6", "bridge", "vxlan", "nfacct", "br-netfilter", "ping", "busybox"} {
 		t.Run(f, func(t *testing.T) {
 			nettest.LeakCheck(t)
 			nettest.Need(t, f)

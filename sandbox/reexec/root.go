@@ -55,13 +55,20 @@ func buildRoot(scaffold string, cfg *Root, uid, gid uint32) error {
 	if err := makeSkeleton(links, uid, gid); err != nil {
 		return err
 	}
+	// In a user namespace the kernel makes new ones only where old ones can be seen.
+	if err := mountKernel(cfg.Unmasked); err != nil {
+		return err
+	}
+	if err := unix.Unmount("/.old", unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("let go of the host's root: %w", err)
+	}
+	if err := os.Remove("/.old"); err != nil {
+		return err
+	}
 	for _, t := range base {
 		if err := t.put(); err != nil {
 			return err
 		}
-	}
-	if err := mountKernel(cfg.Unmasked); err != nil {
-		return err
 	}
 	if err := makeDevices(devices); err != nil {
 		return err
@@ -92,7 +99,7 @@ func buildRoot(scaffold string, cfg *Root, uid, gid uint32) error {
 	return nil
 }
 
-// enterRoot puts an empty tmpfs in the place of the root and lets go of the old.
+// enterRoot puts an empty tmpfs in the place of the root; the old one is at /.old.
 func enterRoot(scaffold string) error {
 	if err := unix.Mount("kplab", scaffold, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, rootSize); err != nil {
 		return fmt.Errorf("mount the root: %w", err)
@@ -104,13 +111,7 @@ func enterRoot(scaffold string) error {
 	if err := unix.PivotRoot(scaffold, old); err != nil {
 		return fmt.Errorf("change the root: %w", err)
 	}
-	if err := unix.Chdir("/"); err != nil {
-		return err
-	}
-	if err := unix.Unmount("/.old", unix.MNT_DETACH); err != nil {
-		return fmt.Errorf("let go of the host's root: %w", err)
-	}
-	return os.Remove("/.old")
+	return unix.Chdir("/")
 }
 
 // hostTrees takes what containers see of the host, and reads the symbolic links

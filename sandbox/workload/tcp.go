@@ -126,7 +126,7 @@ func reset(c net.Conn) {
 
 // end closes the listener and resets what it has accepted.
 func (t *tracked) end() {
-	_ = t.Listener.Close()
+	_ = t.Close()
 	t.mu.Lock()
 	t.ended = true
 	conns := t.conns
