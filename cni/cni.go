@@ -118,6 +118,9 @@ func (n *Network) Close() error { return n.routed.Close() }
 // Name returns the network's name.
 func (n *Network) Name() string { return n.list.Name }
 
+// BuiltIn reports whether the built-in plugin wires the pods.
+func (n *Network) BuiltIn() bool { return n.list.Plugins[0].Network.Type == routed.Type }
+
 // Add attaches a pod. It may be repeated: with the built-in plugin the answer is
 // the same and whatever is missing is put back.
 func (n *Network) Add(ctx context.Context, a Attachment) (Result, error) {

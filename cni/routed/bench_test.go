@@ -64,17 +64,17 @@ func BenchmarkAddRatio(b *testing.B) {
 
 func rawWire(b *testing.B, node, pod *rtnl.Conn, ns *netns.NS, name string, ip netip.Addr) {
 	var host, l rtnl.Link
-	gw := netip.PrefixFrom(gateway, 32)
+	gw := netip.PrefixFrom(Gateway(), 32)
 	if err := node.Do(new(rtnl.Batch).AddVeth(rtnl.Veth{
-		Name: name, MAC: MAC(gateway), Up: true, Peer: rtnl.VethPeer{Name: "eth0", MAC: MAC(ip), NSFd: ns.Fd()},
+		Name: name, MAC: MAC(Gateway()), Up: true, Peer: rtnl.VethPeer{Name: "eth0", MAC: MAC(ip), NSFd: ns.Fd()},
 	}).GetLink(name, &host)); err != nil {
 		b.Fatal(err)
 	}
 	if err := pod.Do(new(rtnl.Batch).SetUp(1).SetUp(host.Peer).
 		AddAddr(host.Peer, netip.PrefixFrom(ip, 32), unix.RT_SCOPE_UNIVERSE).
-		ReplaceNeigh(host.Peer, gateway, MAC(gateway)).
+		ReplaceNeigh(host.Peer, Gateway(), MAC(Gateway())).
 		ReplaceRoute(rtnl.Route{Dst: gw, Link: host.Peer}).
-		ReplaceRoute(rtnl.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Via: gateway, Link: host.Peer}).
+		ReplaceRoute(rtnl.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Via: Gateway(), Link: host.Peer}).
 		GetLinkAt(host.Peer, &l)); err != nil {
 		b.Fatal(err)
 	}

@@ -42,13 +42,13 @@ func (p *Plugin) Check(r Request, conf *Conf) error {
 
 	podErr := pod.Do(func() error {
 		return end{
-			name: r.IfName, addr: ip, neigh: gateway, mac: MAC(gateway).String(),
-			routes: []string{netip.PrefixFrom(gateway, 32).String(), "default via " + gateway.String()},
+			name: r.IfName, addr: ip, neigh: Gateway(), mac: MAC(Gateway()).String(),
+			routes: []string{netip.PrefixFrom(Gateway(), 32).String(), "default via " + Gateway().String()},
 		}.check()
 	})
 	nodeErr := p.inNode(func() error {
 		return end{
-			name: LinkName(r.ContainerID, r.IfName), addr: gateway, neigh: ip, mac: MAC(ip).String(),
+			name: LinkName(r.ContainerID, r.IfName), addr: Gateway(), neigh: ip, mac: MAC(ip).String(),
 			routes: []string{netip.PrefixFrom(ip, 32).String() + " src " + conf.NodeIP.String()},
 		}.check()
 	})

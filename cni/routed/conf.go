@@ -20,9 +20,9 @@ import (
 // Type is the plugin's name in a network configuration.
 const Type = "routed"
 
-// Gateway is every pod's next hop. It is link-local, so it stands in no range
+// Gateway returns every pod's next hop. It is link-local, so it stands in no range
 // that a lab could use.
-var gateway = netip.AddrFrom4([4]byte{169, 254, 1, 1})
+func Gateway() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 1, 1}) }
 
 // Conf is the plugin's part of a network configuration list.
 type Conf struct {
@@ -120,11 +120,11 @@ func (r Request) alias() string {
 // the pod's end, and the address on the latter.
 func (c *Conf) result(r Request, ip netip.Addr) *types100.Result {
 	podEnd := 1
-	gw := net.IP(gateway.AsSlice())
+	gw := net.IP(Gateway().AsSlice())
 	return &types100.Result{
 		CNIVersion: types100.ImplementedSpecVersion,
 		Interfaces: []*types100.Interface{
-			{Name: LinkName(r.ContainerID, r.IfName), Mac: MAC(gateway).String(), Mtu: c.MTU},
+			{Name: LinkName(r.ContainerID, r.IfName), Mac: MAC(Gateway()).String(), Mtu: c.MTU},
 			{Name: r.IfName, Mac: MAC(ip).String(), Mtu: c.MTU, Sandbox: r.Netns},
 		},
 		IPs: []*types100.IPConfig{{

@@ -40,7 +40,7 @@ func (w wiring) add() error {
 	if err != nil {
 		return err
 	}
-	eth0, gw := host.Peer, netip.PrefixFrom(gateway, 32)
+	eth0, gw := host.Peer, netip.PrefixFrom(Gateway(), 32)
 	var (
 		l                   rtnl.Link
 		all, lo, own, fresh bool
@@ -49,9 +49,9 @@ func (w wiring) add() error {
 		SetUp(1). // lo
 		SetUp(eth0).
 		AddAddr(eth0, netip.PrefixFrom(w.ip, 32), unix.RT_SCOPE_UNIVERSE).
-		ReplaceNeigh(eth0, gateway, MAC(gateway)).
+		ReplaceNeigh(eth0, Gateway(), MAC(Gateway())).
 		ReplaceRoute(rtnl.Route{Dst: gw, Link: eth0}).
-		ReplaceRoute(rtnl.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Via: gateway, Link: eth0}).
+		ReplaceRoute(rtnl.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Via: Gateway(), Link: eth0}).
 		GetForwarding(rtnl.AllLinks, &all).GetForwarding(rtnl.DefaultLinks, &fresh).
 		GetForwarding(1, &lo).GetForwarding(eth0, &own).
 		GetLinkAt(eth0, &l))
@@ -94,7 +94,7 @@ func (w wiring) pair(pod *rtnl.Conn) (rtnl.Link, error) {
 	var host rtnl.Link
 	for attempt := 0; ; attempt++ {
 		err := w.node.Do(new(rtnl.Batch).AddVeth(rtnl.Veth{
-			Name: w.host, MTU: w.mtu, MAC: MAC(gateway), Up: true,
+			Name: w.host, MTU: w.mtu, MAC: MAC(Gateway()), Up: true,
 			Peer: rtnl.VethPeer{Name: w.ifName, MTU: w.mtu, MAC: MAC(w.ip), NSFd: w.pod.Fd()},
 		}).GetLink(w.host, &host))
 		if err == nil {

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"crypto/tls"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/kplab/kplab/sandbox"
+)
+
+// DNS is what goes into the pods' resolv.conf.
+type DNS struct {
+	// Server is the cluster DNS Service. Without one, a pod that asks for cluster
+	// DNS gets no name server.
+	Server netip.Addr
+	// Domain is the cluster's domain; empty means cluster.local.
+	Domain string
+}
+
+// Config describes one node.
+type Config struct {
+	// Name is the node's name and hostname.
+	Name string
+	// IP is the node's address on the fabric.
+	IP netip.Prefix
+	// PodCIDR is the range of its pods.
+	PodCIDR netip.Prefix
+	// ControlPlane gives the node the control plane's role label and taint.
+	ControlPlane bool
+	// Labels are added to those that every node has.
+	Labels map[string]string
+
+	// ClusterCIDR holds all pods, ServiceCIDR all ClusterIPs.
+	ClusterCIDR, ServiceCIDR netip.Prefix
+	DNS                      DNS
+
+	// Client and Informers talk to the API as this node's kubelet.
+	Client    kubernetes.Interface
+	Informers informers.SharedInformerFactory
+
+	Fabric  *Fabric
+	Runtime *sandbox.Runtime
+	// StateDir is the node's own directory for what outlives a stop: volumes and
+	// logs of its pods. RuntimeDir is for what goes with the namespaces: addresses
+	// in use and what plugins answered. Empty means a folder of StateDir; a
+	// directory in memory makes pods start faster.
+	StateDir, RuntimeDir string
+	// CNIConfDir holds the network configuration; empty means a generated one
+	// below RuntimeDir with the built-in plugin. CNIBinDirs are searched for plugins.
+	CNIConfDir string
+	CNIBinDirs []string
+
+	// KubeletTLS serves port 10250 on the node's IP: its certificate, and the
+	// authority that clients must come from. nil leaves the port closed.
+	KubeletTLS *tls.Config
+
+	// Version is kplab's own; KubernetesVersion is what the node reports as its
+	// kubelet's, for example v1.37.2.
+	Version, KubernetesVersion string
+
+	Log *slog.Logger
+}
+
+func (c *Config) setDefaults() {
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.DNS.Domain == "" {
+		c.DNS.Domain = "cluster.local"
+	}
+	if c.RuntimeDir == "" {
+		c.RuntimeDir = filepath.Join(c.StateDir, "run")
+	}
+	if c.KubernetesVersion == "" {
+		c.KubernetesVersion = "v1.37.2"
+	}
+	if c.Version == "" {
+		c.Version = "dev"
+	}
+}

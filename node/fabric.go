@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/kplab/kplab/internal/netns"
+	"github.com/kplab/kplab/internal/rtnl"
+)
+
+// Names of the fabric's namespaces. A node's is [NSName].
+const (
+	FabricNS  = "fabric"
+	OutsideNS = "outside"
+	bridge    = "underlay"
+	uplink    = "eth0"
+)
+
+// NSName returns the name of a node's namespace.
+func NSName(node string) string { return "node-" + node }
+
+// Namespaces makes and finds network namespaces by name; *sandbox.Runtime does.
+// CreateNetNS returns the one that exists already when there is one.
+type Namespaces interface {
+	CreateNetNS(name string) (*netns.NS, error)
+}
+
+// Peer is a node as far as routing goes.
+type Peer struct {
+	Name    string
+	IP      netip.Addr
+	PodCIDR netip.Prefix
+}
+
+// FabricConfig describes the network that joins the nodes.
+type FabricConfig struct {
+	Runtime Namespaces
+	// Subnet is the node network, for example 10.0.0.0/24.
+	Subnet netip.Prefix
+	// Nodes are joined at once, each with routes to the pods of the others.
+	Nodes []Peer
+	// Outside is the address of the client that is no node and no pod; the zero
+	// value leaves it out.
+	Outside netip.Addr
+	// MTU in bytes; 0 means 1500.
+	MTU int
+	Log *slog.Logger
+}
+
+// Fabric is the switch between nodes. It is safe for concurrent use.
+type Fabric struct {
+	cfg    FabricConfig
+	ns     *netns.NS
+	conn   *rtnl.Conn
+	bridge int
+
+	mu      sync.Mutex
+	members map[string]*Member
+}
+
+// NewFabric makes the namespace "fabric", the bridge in it, and the namespaces and
+// links of the nodes and of the client outside, or finds them: what an earlier
+// process made and is right stays untouched.
+func NewFabric(ctx context.Context, cfg FabricConfig) (*Fabric, error) {
+	if !cfg.Subnet.IsValid() || !cfg.Subnet.Addr().Is4() {
+		return nil, fmt.Errorf("node network %q: only an IPv4 prefix can be served", cfg.Subnet)
+	}
+	if cfg.MTU == 0 {
+		cfg.MTU = 1500
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	ns, err := cfg.Runtime.CreateNetNS(FabricNS)
+	if err != nil {
+		return nil, fmt.Errorf("make the fabric's namespace: %w", err)
+	}
+	f := &Fabric{cfg: cfg, ns: ns, members: map[string]*Member{}}
+	err = ns.Do(func() error {
+		if err := writeSettings(settings(roleFabric, true)); err != nil {
+			return err
+		}
+		f.conn, err = rtnl.Dial()
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("set up the fabric's namespace: %w", err)
+	}
+	var br rtnl.Link
+	err = f.conn.Do(new(rtnl.Batch).SetUp(1).
+		AddBridge(bridge, 0, cfg.MTU, switchMAC(cfg.Subnet.Masked().Addr())).Tolerate(unix.EEXIST).
+		GetLink(bridge, &br))
+	if err == nil && !br.Up {
+		err = f.conn.Do(new(rtnl.Batch).SetUp(br.Index))
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("make the bridge %s: %w", bridge, err), f.conn.Close())
+	}
+	f.bridge = br.Index
+	// Two at once: half of the time goes into settings, each in its own namespace.
+	var all errgroup.Group
+	all.SetLimit(2)
+	for _, p := range cfg.Nodes {
+		all.Go(func() error { _, err := f.attachNode(ctx, p); return err })
+	}
+	if cfg.Outside.IsValid() {
+		all.Go(func() error { _, err := f.Attach(ctx, OutsideNS, RoleOutside, cfg.Outside, nil); return err })
+	}
+	if err := all.Wait(); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// attachNode joins a node, with the way to all others.
+func (f *Fabric) attachNode(ctx context.Context, node Peer) (*Member, error) {
+	return f.Attach(ctx, NSName(node.Name), RoleNode, node.IP, func(b *rtnl.Batch, link int) {
+		for _, p := range f.cfg.Nodes {
+			if p.Name != node.Name {
+				toPeer(b, link, p)
+			}
+		}
+	})
+}
+
+// Close closes the handles. The bridge, its ports and all members stay.
+func (f *Fabric) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	errs := []error{f.conn.Close()}
+	for _, m := range f.members {
+		errs = append(errs, m.Conn.Close())
+	}
+	f.members = map[string]*Member{}
+	return errors.Join(errs...)
+}
+
+// Nodes returns the nodes of the configuration.
+func (f *Fabric) Nodes() []Peer { return f.cfg.Nodes }
+
+// Member returns a namespace that this process has attached; nil when it has not.
+func (f *Fabric) Member(name string) *Member {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.members[name]
+}
+
+// NS returns the fabric's namespace.
+func (f *Fabric) NS() *netns.NS { return f.ns }
+
+// MTU returns the largest packet of the node network.
+func (f *Fabric) MTU() int { return f.cfg.MTU }
+
+// Subnet returns the node network.
+func (f *Fabric) Subnet() netip.Prefix { return f.cfg.Subnet }
+
+// Member is a namespace with a link to the fabric.
+type Member struct {
+	NS *netns.NS
+	// Conn is a netlink socket in the namespace; the fabric closes it.
+	Conn *rtnl.Conn
+	// Link is the index of eth0.
+	Link int
+	Addr netip.Prefix
+}
+
+// Attach joins the namespace called name to the fabric by eth0 with the address
+// ip, and makes the namespace when it is missing. What is right already stays
+// untouched. extra is added to the batch that sets eth0 up; it may be nil.
+func (f *Fabric) Attach(ctx context.Context, name string, role Role, ip netip.Addr, extra func(b *rtnl.Batch, link int)) (*Member, error) {
+	if !f.cfg.Subnet.Contains(ip) {
+		return nil, fmt.Errorf("attach %s: address %s is not in the node network %s", name, ip, f.cfg.Subnet)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	ns, err := f.cfg.Runtime.CreateNetNS(name)
+	if err != nil {
+		return nil, fmt.Errorf("make namespace %s: %w", name, err)
+	}
+	m := &Member{NS: ns, Addr: netip.PrefixFrom(ip, f.cfg.Subnet.Bits())}
+	var eth rtnl.Link
+	err = ns.Do(func() error {
+		var err error
+		if m.Conn, err = rtnl.Dial(); err != nil {
+			return err
+		}
+		if err = m.Conn.Do(new(rtnl.Batch).GetLink(uplink, &eth).Tolerate(unix.ENODEV)); err != nil {
+			return err
+		}
+		return writeSettings(settings(role, eth.Index == 0))
+	})
+	if err == nil {
+		err = f.plug(m, portName(name), eth, extra)
+	}
+	if err != nil {
+		if m.Conn != nil {
+			err = errors.Join(err, m.Conn.Close())
+		}
+		return nil, fmt.Errorf("attach %s to the fabric: %w", name, err)
+	}
+	f.mu.Lock()
+	old := f.members[name]
+	f.members[name] = m
+	f.mu.Unlock()
+	if old != nil {
+		err = old.Conn.Close()
+	}
+	return m, err
+}
+
+// plug makes the link unless eth is it already, and sets both ends up.
+func (f *Fabric) plug(m *Member, port string, eth rtnl.Link, extra func(*rtnl.Batch, int)) error {
+	var p rtnl.Link
+	if err := f.conn.Do(new(rtnl.Batch).GetLink(port, &p).Tolerate(unix.ENODEV)); err != nil {
+		return err
+	}
+	whole := p.Index != 0 && eth.Index != 0 && p.Peer == eth.Index && eth.Peer == p.Index
+	if !whole {
+		// Half a link is the rest of a namespace that went away.
+		clear := new(rtnl.Batch)
+		if p.Index != 0 {
+			clear.DelLink(p.Index).Tolerate(unix.ENODEV)
+		}
+		if err := f.conn.Do(clear); err != nil {
+			return err
+		}
+		if eth.Index != 0 {
+			if err := m.Conn.Do(new(rtnl.Batch).DelLink(eth.Index).Tolerate(unix.ENODEV)); err != nil {
+				return err
+			}
+		}
+		err := f.conn.Do(new(rtnl.Batch).AddVeth(rtnl.Veth{
+			Name: port, MTU: f.cfg.MTU, MAC: switchMAC(m.Addr.Addr()), Master: f.bridge, Up: true,
+			Peer: rtnl.VethPeer{Name: uplink, MTU: f.cfg.MTU, MAC: MAC(m.Addr.Addr()), NSFd: m.NS.Fd()},
+		}).GetLink(port, &p))
+		if err != nil {
+			return err
+		}
+		m.Link = p.Peer
+	} else {
+		m.Link = eth.Index
+		if !p.Up || p.Master != f.bridge {
+			if err := f.conn.Do(new(rtnl.Batch).SetLink(p.Index, "", 0, f.bridge).SetUp(p.Index)); err != nil {
+				return err
+			}
+		}
+	}
+	b := new(rtnl.Batch).SetUp(1).SetUp(m.Link).AddAddr(m.Link, m.Addr, unix.RT_SCOPE_UNIVERSE)
+	if extra != nil {
+		extra(b, m.Link)
+	}
+	if err := m.Conn.Do(b.GetLinkAt(m.Link, &eth)); err != nil {
+		return err
+	}
+	// Asked for after both ends are up: the port forwards from here on, and not
+	// when the kernel's next look at carriers is due.
+	return f.conn.Do(new(rtnl.Batch).GetLinkAt(p.Index, &p))
+}
+
+// toPeer adds what reaches a node: a permanent neighbour, so that nothing waits for
+// ARP, and the route to its pods.
+func toPeer(b *rtnl.Batch, link int, p Peer) {
+	b.ReplaceNeigh(link, p.IP, MAC(p.IP)).ReplaceRoute(routeTo(p, link))
+}
+
+func routeTo(p Peer, link int) rtnl.Route {
+	return rtnl.Route{Dst: p.PodCIDR, Via: p.IP, Link: link, Protocol: RouteProtocol}
+}
+
+// MAC returns the hardware address of the member with the address ip: 0a:58 and
+// the address, so that everybody knows it without asking.
+func MAC(ip netip.Addr) net.HardwareAddr {
+	b := ip.As4()
+	return net.HardwareAddr{0x0a, 0x58, b[0], b[1], b[2], b[3]}
+}
+
+// switchMAC is the hardware address of the fabric's end.
+func switchMAC(ip netip.Addr) net.HardwareAddr {
+	m := MAC(ip)
+	m[1] = 0x59
+	return m
+}
+
+// portName names the fabric's end of a member's link: the member's name where the
+// kernel takes it, so that `bridge link` can be read, and a hash otherwise.
+func portName(member string) string {
+	short := strings.TrimPrefix(member, "node-")
+	taken := member != OutsideNS && short == OutsideNS
+	if len(short) > 0 && len(short) < unix.IFNAMSIZ && !taken && short != bridge && short != "lo" && !strings.ContainsAny(short, "/: \t\n") && short != "." && short != ".." {
+		return short
+	}
+	sum := sha256.Sum256([]byte(member))
+	return "port" + hex.EncodeToString(sum[:4])
+}

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubelet
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/kplab/kplab/sandbox"
+	"github.com/kplab/kplab/sandbox/workload"
+)
+
+const (
+	// crashBackoff doubles with each restart up to maxBackoff, and is forgotten
+	// when a container has run for resetBackoff: as upstream does it. The first
+	// restart comes at once.
+	crashBackoff = 10 * time.Second
+	maxBackoff   = 5 * time.Minute
+	resetBackoff = 2 * maxBackoff
+)
+
+// ensureRunning starts a container that does not run and is to. It starts one
+// attempt at most and never waits.
+func (k *Kubelet) ensureRunning(ctx context.Context, p *pod, o *corev1.Pod, spec *corev1.Container, policy corev1.RestartPolicy) {
+	c := p.container(spec.Name)
+	p.mu.Lock()
+	if c.running() {
+		p.mu.Unlock()
+		return
+	}
+	if c.exit != nil {
+		if !restarts(policy, c.exit.ExitCode) {
+			p.mu.Unlock()
+			return
+		}
+		if c.startDue.IsZero() {
+			c.planRestart()
+		}
+		if wait := time.Until(c.startDue); wait > 0 {
+			first := c.waitReason != "CrashLoopBackOff"
+			c.waitReason = "CrashLoopBackOff"
+			c.waitMessage = fmt.Sprintf("back-off %s restarting failed container=%s pod=%s_%s(%s)", c.startDue.Sub(c.exit.FinishedAt.Time).Round(time.Second), c.name, o.Name, o.Namespace, o.UID)
+			p.mu.Unlock()
+			if first {
+				k.event(o, corev1.EventTypeWarning, "BackOff", "Back-off restarting failed container %s in pod %s_%s(%s)", c.name, o.Name, o.Namespace, o.UID)
+			}
+			k.again(p, wait)
+			return
+		}
+	} else if wait := time.Until(c.startDue); wait > 0 {
+		p.mu.Unlock()
+		k.again(p, wait)
+		return
+	}
+	p.mu.Unlock()
+	if err := k.startContainer(ctx, p, o, spec, c); err != nil {
+		var w *waitError
+		if !errors.As(err, &w) {
+			w = &waitError{reason: "RunContainerError", message: err.Error(), retry: crashBackoff}
+		}
+		p.mu.Lock()
+		c.waitReason, c.waitMessage = w.reason, w.message
+		c.startDue = time.Now().Add(w.retry)
+		p.mu.Unlock()
+		k.event(o, corev1.EventTypeWarning, "Failed", "Error: %s", w.event())
+		k.again(p, w.retry)
+	}
+}
+
+// planRestart decides when the next attempt begins; the pod's mu is held.
+func (c *container) planRestart() {
+	ended := c.exit.FinishedAt.Time
+	if ended.Sub(c.exit.StartedAt.Time) >= resetBackoff {
+		c.backoff = 0
+	}
+	c.startDue = ended.Add(c.backoff)
+	c.backoff = min(max(2*c.backoff, crashBackoff), maxBackoff)
+}
+
+// waitError is why a container waits instead of running.
+type waitError struct {
+	reason, message string
+	retry           time.Duration
+}
+
+func (e *waitError) Error() string { return e.reason + ": " + e.message }
+
+// event is what the event says: upstream names image errors by their reason only.
+func (e *waitError) event() string {
+	if e.reason == "ErrImagePull" || e.reason == "ImagePullBackOff" {
+		return e.reason
+	}
+	return e.message
+}
+
+// startContainer begins the next attempt.
+func (k *Kubelet) startContainer(ctx context.Context, p *pod, o *corev1.Pod, spec *corev1.Container, c *container) error {
+	image, known := workload.Lookup(spec.Image)
+	if !known && len(spec.Command) == 0 {
+		return k.missingImage(p, o, spec, c)
+	}
+	env, err := k.environment(o, spec, p.addresses())
+	if err != nil {
+		return &waitError{reason: "CreateContainerConfigError", message: err.Error(), retry: 2 * time.Second}
+	}
+	p.mu.Lock()
+	resumed := c.exit == nil && c.id != ""
+	attempt := c.attempt
+	if c.exit != nil {
+		attempt++
+	}
+	p.mu.Unlock()
+	if !resumed {
+		k.event(o, corev1.EventTypeNormal, "Pulled", "Container image %q already present on machine", spec.Image)
+	}
+	logPath, err := k.logPath(o, spec.Name, attempt)
+	if err != nil {
+		return err
+	}
+	isProcess := len(spec.Command) > 0 || image.Process
+	var proc *sandbox.Process
+	var srv *served
+	if isProcess {
+		ps, err := k.processSpec(p, o, spec, image, env, attempt, logPath)
+		if err != nil {
+			return &waitError{reason: "CreateContainerError", message: err.Error(), retry: crashBackoff}
+		}
+		if proc, err = p.box().Start(ctx, ps); err != nil {
+			return &waitError{reason: "RunContainerError", message: err.Error(), retry: crashBackoff}
+		}
+	} else if srv, err = k.serve(p, o, spec, image, env, attempt, logPath); err != nil {
+		return &waitError{reason: "RunContainerError", message: err.Error(), retry: crashBackoff}
+	}
+
+	p.mu.Lock()
+	if c.exit != nil {
+		c.last, c.exit = c.exit, nil
+	}
+	c.attempt, c.id = attempt, containerID(p.uid, c.name, attempt)
+	c.startDue, c.waitReason, c.waitMessage, c.pulls = time.Time{}, "", "", 0
+	c.killing, c.why, c.hooked = false, "", spec.Lifecycle == nil || spec.Lifecycle.PostStart == nil
+	if !resumed || isProcess || c.startedAt.IsZero() {
+		c.startedAt = time.Now()
+	}
+	if isProcess {
+		c.startedAt = proc.StartedAt()
+		k.watchProcess(p, c, proc)
+	} else {
+		c.run = srv
+	}
+	p.mu.Unlock()
+	if !resumed {
+		k.event(o, corev1.EventTypeNormal, "Created", "Created container: %s", spec.Name)
+		k.event(o, corev1.EventTypeNormal, "Started", "Started container %s", spec.Name)
+	}
+	if !resumed {
+		k.postStart(p, o, spec, c)
+	}
+	k.startProbes(p, o, spec, c)
+	return nil
+}
+
+// missingImage says which images there are: nothing can be pulled here.
+func (k *Kubelet) missingImage(p *pod, o *corev1.Pod, spec *corev1.Container, c *container) error {
+	p.mu.Lock()
+	c.pulls++
+	pulls := c.pulls
+	p.mu.Unlock()
+	retry := backoffAfter(pulls, crashBackoff, maxBackoff)
+	why := fmt.Sprintf("kplab has no image %q and pulls none; there are %s, and any image works for a container with a command",
+		spec.Image, strings.Join(workload.Images(), ", "))
+	if pulls > 1 {
+		k.event(o, corev1.EventTypeNormal, "BackOff", "Back-off pulling image %q", spec.Image)
+		return &waitError{reason: "ImagePullBackOff", message: fmt.Sprintf("Back-off pulling image %q: ErrImagePull: %s", spec.Image, why), retry: retry}
+	}
+	k.event(o, corev1.EventTypeNormal, "Pulling", "Pulling image %q", spec.Image)
+	k.event(o, corev1.EventTypeWarning, "Failed", "Failed to pull image %q: %s", spec.Image, why)
+	return &waitError{reason: "ErrImagePull", message: why, retry: retry}
+}
+
+// processSpec describes a real process of a container.
+func (k *Kubelet) processSpec(p *pod, o *corev1.Pod, spec *corev1.Container, image workload.Image, env []string, attempt int, logPath string) (sandbox.ProcessSpec, error) {
+	vars := envMap(env)
+	args := expandAll(append(append([]string{}, spec.Command...), spec.Args...), vars)
+	if len(spec.Command) == 0 && len(spec.Args) == 0 {
+		args = image.DefaultArgs
+	}
+	root, err := k.rootOf(p, o, spec, attempt)
+	if err != nil {
+		return sandbox.ProcessSpec{}, err
+	}
+	return sandbox.ProcessSpec{
+		Container: spec.Name, Attempt: attempt, Args: args, Env: withDefaults(env, k.serviceLinks(o)), WorkingDir: spec.WorkingDir,
+		User: root.user, Files: root.files, Mounts: root.mounts, Busybox: isBusybox(spec.Image),
+		ReadOnlyRoot: root.readOnly, Capabilities: root.capabilities, Privileged: root.privileged,
+		AllowPrivilegeEscalation: root.escalate, LogPath: logPath, TTY: spec.TTY, Stdin: spec.Stdin, StdinOnce: spec.StdinOnce,
+	}, nil
+}
+
+// isBusybox reports whether the image is one whose programs are busybox's.
+func isBusybox(image string) bool {
+	name := image[strings.LastIndexByte(image, '/')+1:]
+	name, _, _ = strings.Cut(name, "@")
+	name, _, _ = strings.Cut(name, ":")
+	return name == "busybox"
+}
+
+// process is a container that is a real process.
+type process struct{ *sandbox.Process }
+
+func (r process) done() <-chan struct{} { return r.Done() }
+func (r process) result() sandbox.Exit {
+	e, _ := r.Exit()
+	return e
+}
+func (r process) terminate() { _ = r.Signal(sigTerm) } // one that is gone has ended
+func (r process) kill()      { _ = r.Signal(sigKill) }
+
+// watchProcess makes proc the container's attempt; the pod's mu is held.
+func (k *Kubelet) watchProcess(p *pod, c *container, proc *sandbox.Process) {
+	c.run = process{proc}
+	k.background(func(ctx context.Context) {
+		select {
+		case <-proc.Done():
+			k.kick(p)
+		case <-ctx.Done():
+		}
+	})
+}
+
+// observeExits notes which attempts have ended.
+func (k *Kubelet) observeExits(p *pod) {
+	o := p.object()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.containers {
+		if !c.running() {
+			continue
+		}
+		select {
+		case <-c.run.done():
+		default:
+			continue
+		}
+		e := c.run.result()
+		if e.At.IsZero() {
+			e.At = time.Now()
+		}
+		c.exit = &corev1.ContainerStateTerminated{
+			ExitCode: int32(e.Code), Signal: int32(e.Signal), Reason: "Completed", ContainerID: c.id,
+			StartedAt: seconds(c.startedAt), FinishedAt: seconds(e.At),
+		}
+		if e.Code != 0 {
+			c.exit.Reason = "Error"
+		}
+		c.exit.Message = k.terminationMessage(o, c, e.Code)
+		c.run, c.startDue = nil, time.Time{}
+		c.ready, c.startupDone = false, false
+		if c.stopProbes != nil {
+			c.stopProbes()
+			c.stopProbes = nil
+		}
+	}
+}
+
+// terminationMessage is what a process left for people, in the file that its spec
+// names or as the end of its output.
+func (k *Kubelet) terminationMessage(o *corev1.Pod, c *container, code int) string {
+	spec := containerSpec(o, c.name)
+	if spec == nil {
+		return ""
+	}
+	const most = 4096
+	text, err := os.ReadFile(k.messageFile(o.UID, c.name, c.attempt))
+	if err == nil && len(text) > 0 {
+		return strings.TrimSuffix(string(text[max(0, len(text)-most):]), "\n")
+	}
+	if code != 0 && spec.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError {
+		return logTail(filepath.Join(k.logDir(o), c.name, strconv.Itoa(c.attempt)+".log"), 80, 2048)
+	}
+	return ""
+}
+
+// logPath is where an attempt's output goes.
+func (k *Kubelet) logPath(o *corev1.Pod, name string, attempt int) (string, error) {
+	dir := filepath.Join(k.logDir(o), name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("make the log directory: %w", err)
+	}
+	return filepath.Join(dir, strconv.Itoa(attempt)+".log"), nil
+}
+
+// containerID names an attempt. It follows from the pod, the container and the
+// attempt, so a later process of the daemon gives the same.
+func containerID(uid types.UID, name string, attempt int) string {
+	sum := sha256.Sum256([]byte(string(uid) + "/" + name + "/" + strconv.Itoa(attempt)))
+	return "kplab://" + hex.EncodeToString(sum[:])
+}
+
+// seconds is a time as the API keeps it.
+func seconds(t time.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Second)) }

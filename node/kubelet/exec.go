@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kplab/kplab/sandbox"
+	"github.com/kplab/kplab/sandbox/workload"
+)
+
+// execArgs is a command to run in a container.
+type execArgs struct {
+	args           []string
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	tty            bool
+	resize         <-chan sandbox.Size
+}
+
+// exec runs a command in a container and returns its exit code.
+func (k *Kubelet) exec(ctx context.Context, p *pod, o *corev1.Pod, spec *corev1.Container, a execArgs) (int, error) {
+	sb := p.box()
+	if sb == nil {
+		return 0, errors.New("the pod is not running")
+	}
+	p.mu.Lock()
+	running, attempt, server := false, 0, false
+	if c := p.containers[spec.Name]; c != nil && c.running() {
+		running, attempt = true, c.attempt
+		_, server = c.run.(*served)
+	}
+	p.mu.Unlock()
+	if !running {
+		return 0, fmt.Errorf("container %s is not running", spec.Name)
+	}
+	env, err := k.environment(o, spec, p.addresses())
+	if err != nil {
+		return 0, err
+	}
+	root, err := k.rootOf(p, o, spec, -1)
+	if err != nil {
+		return 0, err
+	}
+	if image, ok := workload.Lookup(spec.Image); ok && server {
+		c := k.workloadContext(p, o, spec, env, nowhere{})
+		content, err := k.contentMounts(o, spec, image, &c, attempt)
+		if err != nil {
+			return 0, err
+		}
+		root.mounts = append(content, root.mounts...)
+	}
+	code, err := sb.Exec(ctx, sandbox.ExecSpec{
+		Container: spec.Name, Args: a.args, Env: withDefaults(env, k.serviceLinks(o)), WorkingDir: spec.WorkingDir, User: root.user,
+		Stdin: a.stdin, Stdout: a.stdout, Stderr: a.stderr, TTY: a.tty, Resize: a.resize,
+		Files: root.files, Mounts: root.mounts, Busybox: isBusybox(spec.Image), ReadOnlyRoot: root.readOnly,
+		Capabilities: root.capabilities, Privileged: root.privileged, AllowPrivilegeEscalation: root.escalate,
+	})
+	switch {
+	case errors.Is(err, sandbox.ErrProgramNotFound):
+		return 127, say(a.stderr, a.stdout, err)
+	case errors.Is(err, sandbox.ErrProgramDenied):
+		return 126, say(a.stderr, a.stdout, err)
+	}
+	return code, err
+}
+
+// say tells the caller on its stream why a program did not start; its exit code
+// says the rest, as a shell's would.
+func say(stderr, stdout io.Writer, err error) error {
+	w := stderr
+	if w == nil {
+		w = stdout
+	}
+	if w == nil {
+		return nil
+	}
+	_, werr := fmt.Fprintln(w, err)
+	return werr
+}

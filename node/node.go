@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/kplab/kplab/cni"
+	"github.com/kplab/kplab/internal/netns"
+	"github.com/kplab/kplab/internal/pace"
+	"github.com/kplab/kplab/internal/rtnl"
+	"github.com/kplab/kplab/internal/settle"
+	"github.com/kplab/kplab/node/kubelet"
+)
+
+// Node is one simulated node.
+type Node struct {
+	cfg     Config
+	log     *slog.Logger
+	member  *Member
+	network *cni.Network
+	kubelet *kubelet.Kubelet
+
+	nodes       cache.SharedIndexInformer
+	nodesSynced cache.InformerSynced
+	heals       *pace.Runner
+	statuses    *pace.Runner
+	witness     *settle.Witness
+	events      record.EventBroadcaster
+	started     time.Time
+}
+
+// New returns a node. It registers its event handlers, so it has to be called
+// before the informers start. The node's namespace, links and routes are there when
+// it returns.
+func New(cfg Config) (*Node, error) {
+	cfg.setDefaults()
+	switch {
+	case cfg.Name == "":
+		return nil, errors.New("a node needs a name")
+	case cfg.Fabric == nil || cfg.Runtime == nil:
+		return nil, fmt.Errorf("node %s needs a fabric and a sandbox runtime", cfg.Name)
+	case !cfg.IP.IsValid() || !cfg.IP.Addr().Is4():
+		return nil, fmt.Errorf("node %s: address %q is no IPv4 address with its prefix", cfg.Name, cfg.IP)
+	case !cfg.PodCIDR.IsValid() || !cfg.PodCIDR.Addr().Is4():
+		return nil, fmt.Errorf("node %s: pod range %q is no IPv4 prefix", cfg.Name, cfg.PodCIDR)
+	case cfg.StateDir == "":
+		return nil, fmt.Errorf("node %s needs a directory", cfg.Name)
+	}
+	n := &Node{cfg: cfg, log: cfg.Log.With("node", cfg.Name), started: time.Now()}
+	n.nodes = cfg.Informers.Core().V1().Nodes().Informer()
+	n.heals = pace.New(pace.Config{
+		Name: "routes of " + cfg.Name, MinInterval: 500 * time.Millisecond, RetryInterval: 2 * time.Second, MaxInterval: time.Minute,
+	}, n.heal)
+	n.statuses = pace.New(pace.Config{
+		Name: "status of " + cfg.Name, MinInterval: 500 * time.Millisecond, RetryInterval: 2 * time.Second, MaxInterval: 5 * time.Minute,
+	}, n.register)
+	n.witness = settle.NewWitness("node/"+cfg.Name, n.pending)
+	n.witness.Observe("nodes", "0")
+	on := func(obj any) {
+		if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+			obj = gone.Obj
+		}
+		m, err := meta.Accessor(obj)
+		if err != nil {
+			return
+		}
+		if m.GetName() == cfg.Name {
+			n.statuses.Kick()
+		} else {
+			n.heals.Kick()
+		}
+		n.witness.Observe("nodes", m.GetResourceVersion())
+	}
+	reg, err := n.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: on, UpdateFunc: func(_, obj any) { on(obj) }, DeleteFunc: on,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listen to nodes: %w", err)
+	}
+	n.nodesSynced = reg.HasSynced
+	n.events = record.NewBroadcaster()
+	if err := n.setUp(); err != nil {
+		return nil, errors.Join(fmt.Errorf("set up node %s: %w", cfg.Name, err), n.Close())
+	}
+	return n, nil
+}
+
+// pending counts what the node's loops and its kubelet have not finished.
+func (n *Node) pending() int {
+	count := n.heals.Pending() + n.statuses.Pending()
+	if n.kubelet != nil {
+		count += n.kubelet.Pending()
+	}
+	return count
+}
+
+// Witness tells how far the node has come, its kubelet included. Probes and
+// back-offs that wait for their time are not pending work.
+func (n *Node) Witness() *settle.Witness { return n.witness }
+
+// Name returns the node's name.
+func (n *Node) Name() string { return n.cfg.Name }
+
+// IP returns the node's address.
+func (n *Node) IP() netip.Addr { return n.cfg.IP.Addr() }
+
+// NS returns the node's namespace.
+func (n *Node) NS() *netns.NS { return n.member.NS }
+
+// setUp finds the node's namespace, or makes it when the fabric's configuration
+// does not name the node, and makes its pod network and its kubelet.
+func (n *Node) setUp() error {
+	n.member = n.cfg.Fabric.Member(NSName(n.cfg.Name))
+	if n.member == nil {
+		m, err := n.cfg.Fabric.attachNode(context.Background(), Peer{Name: n.cfg.Name, IP: n.cfg.IP.Addr(), PodCIDR: n.cfg.PodCIDR})
+		if err != nil {
+			return err
+		}
+		n.member = m
+	}
+	confDir := n.cfg.CNIConfDir
+	if confDir == "" {
+		confDir = filepath.Join(n.cfg.RuntimeDir, "cni", "net.d")
+		err := cni.WriteConflist(confDir, cni.Conflist{
+			Subnet: n.cfg.PodCIDR, NodeIP: n.cfg.IP.Addr(), MTU: n.cfg.Fabric.MTU(),
+			DataDir: filepath.Join(n.cfg.RuntimeDir, "cni", "addresses"),
+		})
+		if err != nil {
+			return err
+		}
+	}
+	network, err := cni.Load(cni.Config{
+		ConfDir: confDir, StateDir: filepath.Join(n.cfg.RuntimeDir, "cni", "cache"), BinDirs: n.cfg.CNIBinDirs,
+		NodeNS: n.member.NS, Log: n.log,
+	})
+	if err != nil {
+		return err
+	}
+	n.network = network
+	var dns []netip.Addr
+	if n.cfg.DNS.Server.IsValid() {
+		dns = append(dns, n.cfg.DNS.Server)
+	}
+	n.kubelet, err = kubelet.New(kubelet.Config{
+		NodeName: n.cfg.Name, NodeIP: n.cfg.IP.Addr(), NodeNS: n.member.NS,
+		Client: n.cfg.Client, Informers: n.cfg.Informers,
+		Recorder: n.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelet", Host: n.cfg.Name}),
+		Runtime:  n.cfg.Runtime, Network: network, Witness: n.witness, Dir: filepath.Join(n.cfg.StateDir, "kubelet"),
+		NodeNSName: NSName(n.cfg.Name), ClusterDNS: dns, ClusterDomain: n.cfg.DNS.Domain, Log: n.cfg.Log,
+	})
+	return err
+}
+
+// Close closes the handles of a node that never ran; Run does it at its end. Links,
+// routes and pods stay.
+func (n *Node) Close() error {
+	if n.network == nil {
+		return nil
+	}
+	err := n.network.Close()
+	n.network = nil
+	return err
+}
+
+// Run registers the node, keeps its Lease, its Node object and its routes, runs its
+// pods and answers the API server, until ctx ends or one of these fails for good.
+// It returns when all of it has ended; links, routes, namespaces and processes
+// stay.
+func (n *Node) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	n.events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: n.cfg.Client.CoreV1().Events("")})
+	defer n.events.Shutdown()
+
+	parts := []struct {
+		what string
+		run  func(context.Context) error
+	}{
+		{"keep the routes", n.heals.Run},
+		{"watch the kernel", func(ctx context.Context) error { return rtnl.Watch(ctx, n.member.NS, n.heals.Kick) }},
+		{"keep the Node object", n.statuses.Run},
+		{"keep the lease", n.heartbeat},
+		{"run pods", n.kubelet.Run},
+	}
+	if n.cfg.KubeletTLS != nil {
+		parts = append(parts, struct {
+			what string
+			run  func(context.Context) error
+		}{"answer the API server", func(ctx context.Context) error { return n.kubelet.Serve(ctx, n.cfg.KubeletTLS) }})
+	}
+	n.statuses.Kick()
+	var (
+		wg   sync.WaitGroup
+		mu   sync.Mutex
+		errs []error
+	)
+	for _, part := range parts {
+		wg.Go(func() {
+			err := part.run(ctx)
+			if err == nil || ctx.Err() != nil {
+				return
+			}
+			mu.Lock()
+			errs = append(errs, fmt.Errorf("node %s: %s: %w", n.cfg.Name, part.what, err))
+			mu.Unlock()
+			cancel()
+		})
+	}
+	wg.Wait()
+	return errors.Join(append(errs, n.Close())...)
+}
+
+// kernelVersion returns what `uname -r` prints.
+func kernelVersion() string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return "unknown"
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
