@@ -133,16 +133,16 @@ func staleFlows(flows []UDPFlow, before, now *Snapshot, local []netip.Addr, serv
 	return out
 }
 
-// KernelConntrack is the table of a network namespace, by netlink.
-type KernelConntrack struct {
-	// NetNS is the node's namespace; nil means the current one.
-	NetNS *netns.NS
-}
+// NewConntrack returns the table of a network namespace, by netlink; nil means
+// the current one. The namespace stays the caller's to close.
+func NewConntrack(ns *netns.NS) ConntrackTable { return kernelConntrack{ns} }
 
-func (k KernelConntrack) dial() (*conntrack.Conn, error) {
+type kernelConntrack struct{ netNS *netns.NS }
+
+func (k kernelConntrack) dial() (*conntrack.Conn, error) {
 	cfg := &netlink.Config{}
-	if k.NetNS != nil {
-		cfg.NetNS = k.NetNS.Fd()
+	if k.netNS != nil {
+		cfg.NetNS = k.netNS.Fd()
 	}
 	c, err := conntrack.Dial(cfg)
 	if err != nil {
@@ -152,7 +152,7 @@ func (k KernelConntrack) dial() (*conntrack.Conn, error) {
 }
 
 // UDPFlows implements ConntrackTable.
-func (k KernelConntrack) UDPFlows(_ context.Context, family corev1.IPFamily) ([]UDPFlow, error) {
+func (k kernelConntrack) UDPFlows(_ context.Context, family corev1.IPFamily) ([]UDPFlow, error) {
 	c, err := k.dial()
 	if err != nil {
 		return nil, err
@@ -183,7 +183,7 @@ func (k KernelConntrack) UDPFlows(_ context.Context, family corev1.IPFamily) ([]
 }
 
 // Delete implements ConntrackTable.
-func (k KernelConntrack) Delete(_ context.Context, flows []UDPFlow) error {
+func (k kernelConntrack) Delete(_ context.Context, flows []UDPFlow) error {
 	if len(flows) == 0 {
 		return nil
 	}
@@ -202,7 +202,7 @@ func (k KernelConntrack) Delete(_ context.Context, flows []UDPFlow) error {
 }
 
 // LocalAddrs implements ConntrackTable.
-func (k KernelConntrack) LocalAddrs(context.Context) ([]netip.Addr, error) {
+func (k kernelConntrack) LocalAddrs(context.Context) ([]netip.Addr, error) {
 	var out []netip.Addr
 	list := func() error {
 		addrs, err := net.InterfaceAddrs()
@@ -216,10 +216,10 @@ func (k KernelConntrack) LocalAddrs(context.Context) ([]netip.Addr, error) {
 		return err
 	}
 	var err error
-	if k.NetNS == nil {
+	if k.netNS == nil {
 		err = list()
 	} else {
-		err = k.NetNS.Do(list)
+		err = k.netNS.Do(list)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list the node's addresses: %w", err)

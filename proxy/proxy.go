@@ -298,8 +298,10 @@ func (p *Proxy) Run(ctx context.Context) error {
 // sync makes the kernel equal to what the API says now.
 func (p *Proxy) sync(ctx context.Context) error {
 	start := p.clock.Now()
-	p.mu.Lock()
+	// Before the lock: the witness asks pending, which takes it. What is seen here
+	// is in the decider already, since handlers tell the witness last.
 	revisions := p.witness.Snapshot().Revs
+	p.mu.Lock()
 	snapshot := p.decider.Decide(p.facts)
 	before := p.current
 	p.status.Syncs++

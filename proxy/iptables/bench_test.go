@@ -186,3 +186,34 @@ func BenchmarkOneChange(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkDetect is what a node's start pays for knowing its kernel.
+func BenchmarkDetect(b *testing.B) {
+	nettest.NeedRoot(b)
+	nettest.Need(b, "iptables")
+	for b.Loop() {
+		if _, err := Detect(b.Context(), VariantAuto); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkFirstApply is what a node's start pays for its first rules: the
+// cluster's own Services.
+func BenchmarkFirstApply(b *testing.B) {
+	nettest.NeedRoot(b)
+	nettest.Need(b, "iptables")
+	f, err := Detect(b.Context(), VariantAuto)
+	if err != nil {
+		b.Fatal(err)
+	}
+	s := filled(3).Decide(testFacts())
+	var spent time.Duration
+	for b.Loop() {
+		ns := nettest.NewNS(b)
+		start := time.Now()
+		apply(b, New(Options{NetNS: ns, Features: &f}), s)
+		spent += time.Since(start)
+	}
+	b.ReportMetric(spent.Seconds()*1000/float64(b.N), "ms/apply")
+}

@@ -20,12 +20,8 @@ import (
 // with the last of them. A chain of ours that a foreign chain jumps to cannot go;
 // it is emptied and named in the error.
 func (m *Mode) Cleanup(ctx context.Context) error {
-	if m.tool == nil {
-		t, err := findTool(ctx, m.exec, m.opts.Variant, m.opts.LockFile)
-		if err != nil {
-			return err
-		}
-		m.tool = t
+	if err := m.haveTool(ctx); err != nil {
+		return err
 	}
 	clear(m.applied)
 	var errs []error

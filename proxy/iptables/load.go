@@ -30,10 +30,7 @@ func (m *Mode) load(ctx context.Context, r *ruleset) error {
 	for _, table := range tables {
 		m.base(&b, r, table, have[table])
 	}
-	if err := m.restoreIfAny(ctx, r, &b); err != nil {
-		return err
-	}
-	wanted, err := m.loadServices(ctx, r, have["nat"])
+	wanted, err := m.loadServices(ctx, r, have["nat"], &b)
 	if err != nil {
 		return err
 	}
@@ -136,14 +133,16 @@ func sameRules(text string, saved []string) bool {
 	return i == len(saved)
 }
 
-// loadServices writes the chains of Services that differ, in chunks, and returns
-// the names of all that are wanted.
-func (m *Mode) loadServices(ctx context.Context, r *ruleset, have *savedTable) (map[string]bool, error) {
+// loadServices writes the chains of Services that differ, and returns the names
+// of all that are wanted. Few are added to b, to share one process with the rest;
+// many go in chunks, after what is in b already.
+func (m *Mode) loadServices(ctx context.Context, r *ruleset, have *savedTable, b *strings.Builder) (map[string]bool, error) {
 	wanted := make(map[string]bool, len(have.names))
 	size := chunk
 	if m.tool.variant == VariantLegacy {
 		size = len(r.blocks) + 1 // each process replaces the whole table
 	}
+	few := len(r.blocks) <= size
 	for start := 0; start < len(r.blocks); start += size {
 		var declared, rules strings.Builder
 		for _, bl := range r.blocks[start:min(start+size, len(r.blocks))] {
@@ -157,10 +156,13 @@ func (m *Mode) loadServices(ctx context.Context, r *ruleset, have *savedTable) (
 				rules.WriteString(c.text)
 			}
 		}
-		if declared.Len() == 0 {
-			continue
+		if declared.Len() > 0 {
+			b.WriteString("*nat\n" + declared.String() + rules.String() + "COMMIT\n")
 		}
-		if err := m.tool.restore(ctx, r.family, "*nat\n"+declared.String()+rules.String()+"COMMIT\n"); err != nil {
+		if few {
+			break
+		}
+		if err := m.restoreIfAny(ctx, r, b); err != nil {
 			return nil, err
 		}
 	}

@@ -42,6 +42,8 @@ type Options struct {
 type Features struct {
 	// Variant and its tools were found to work.
 	Variant Variant
+	found   bool   // by Detect, so infix is right
+	infix   string // of the tools' names
 	// NFAcct: packet counter objects can be made and matched (nfnetlink_acct).
 	NFAcct bool
 	// RandomFully: MASQUERADE takes a random source port (iptables 1.6.2).
@@ -206,16 +208,8 @@ func (p *Program) Apply(ctx context.Context) error {
 
 // prepare makes what the rules lean on: the tools, the counters, the sysctl.
 func (m *Mode) prepare(ctx context.Context, p *Program) error {
-	if m.tool == nil {
-		want := m.opts.Variant
-		if m.features != nil && want == VariantAuto {
-			want = m.features.Variant
-		}
-		t, err := findTool(ctx, m.exec, want, m.opts.LockFile)
-		if err != nil {
-			return err
-		}
-		m.tool = t
+	if err := m.haveTool(ctx); err != nil {
+		return err
 	}
 	for _, r := range p.rulesets {
 		if m.applied[r.family] != nil {
@@ -234,6 +228,30 @@ func (m *Mode) prepare(ctx context.Context, p *Program) error {
 			}
 		}
 	}
+	return nil
+}
+
+// haveTool finds the tools, unless Detect or an earlier call has.
+func (m *Mode) haveTool(ctx context.Context) error {
+	if m.tool != nil {
+		return nil
+	}
+	m.mu.Lock()
+	f := m.features
+	m.mu.Unlock()
+	if f != nil && f.found {
+		m.tool = newTool(m.exec, f.Variant, f.infix, m.opts.LockFile)
+		return nil
+	}
+	want := m.opts.Variant
+	if want == VariantAuto && f != nil {
+		want = f.Variant
+	}
+	t, err := findTool(ctx, m.exec, want, m.opts.LockFile)
+	if err != nil {
+		return err
+	}
+	m.tool = t
 	return nil
 }
 

@@ -5,6 +5,7 @@ package iptables
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -17,14 +18,17 @@ import (
 // Probe implements proxy.Mode. What it finds is kept for Render.
 func (m *Mode) Probe(ctx context.Context) error {
 	m.mu.Lock()
+	var f Features
 	known := m.features != nil
-	m.mu.Unlock()
 	if known {
-		return nil
+		f = *m.features
 	}
-	f, err := Detect(ctx, m.opts.Variant)
-	if err != nil {
-		return err
+	m.mu.Unlock()
+	if !known {
+		var err error
+		if f, err = Detect(ctx, m.opts.Variant); err != nil {
+			return err
+		}
 	}
 	// Whether conntrack is liberal is the node's setting and not an ability.
 	v, err := readSysctl(m.opts.NetNS, tcpLiberal)
@@ -68,49 +72,70 @@ func Detect(ctx context.Context, variant Variant) (Features, error) {
 	if err != nil {
 		return Features{}, err
 	}
-	f := Features{Variant: t.variant}
-	tryAll := func(rules []probed) error {
-		for _, table := range []string{"nat", "filter"} {
-			var text, want []string
-			for _, p := range rules {
-				if p.table == table {
-					text = append(text, "-A KPLAB-PROBE "+p.rule)
-				}
-			}
-			if len(text) == 0 {
-				continue
-			}
-			want = slices.Clone(text)
-			if err := t.restore(ctx, corev1.IPv4Protocol, "*"+table+"\n:KPLAB-PROBE - [0:0]\n"+strings.Join(text, "\n")+"\nCOMMIT\n"); err != nil {
-				return err
-			}
-			saved, err := t.save(ctx, corev1.IPv4Protocol, table)
-			if err != nil {
-				return err
-			}
-			for i, l := range want {
-				if i >= len(saved.rules["KPLAB-PROBE"]) || saved.rules["KPLAB-PROBE"][i] != l {
-					return fmt.Errorf("rule %q does not read back as written but as %q", l, saved.rules["KPLAB-PROBE"])
-				}
-			}
-		}
-		return nil
+	f := Features{Variant: t.variant, found: true, infix: t.infix, RandomFully: true}
+	if k, err := dialNFNL(ns); err == nil {
+		f.NFAcct = k.createAcct(acctInvalidDropped) == nil
+		k.close()
 	}
-	if err := tryAll(needs()); err != nil {
-		// Which one is it?
-		for _, p := range needs() {
-			if one := tryAll([]probed{p}); one != nil {
+	all := needs()
+	if tryRules(ctx, t, append(all, wishes(f)...)) == nil {
+		return f, nil
+	}
+	// Something lacks. Without what is necessary there is no use in going on.
+	if err := tryRules(ctx, t, all); err != nil {
+		for _, p := range all {
+			if one := tryRules(ctx, t, []probed{p}); one != nil {
 				return f, fmt.Errorf("probe iptables: the kernel or the tools lack %s: %w", p.lacks, one)
 			}
 		}
 		return f, fmt.Errorf("probe iptables: %w", err)
 	}
-	f.RandomFully = tryAll([]probed{{"nat", "-j MASQUERADE --random-fully", ""}}) == nil
-	if k, err := dialNFNL(ns); err == nil {
-		if k.createAcct(acctInvalidDropped) == nil {
-			f.NFAcct = tryAll([]probed{{"filter", "-m nfacct --nfacct-name " + acctInvalidDropped + " -j RETURN", ""}}) == nil
-		}
-		k.close()
-	}
+	f.RandomFully = tryRules(ctx, t, wishes(Features{RandomFully: true})) == nil
+	f.NFAcct = f.NFAcct && tryRules(ctx, t, wishes(Features{NFAcct: true})) == nil
 	return f, nil
+}
+
+// wishes are the rules of optional features.
+func wishes(f Features) (out []probed) {
+	if f.RandomFully {
+		out = append(out, probed{"nat", "-j MASQUERADE --random-fully", ""})
+	}
+	if f.NFAcct {
+		out = append(out, probed{"filter", "-m nfacct --nfacct-name " + acctInvalidDropped + " -j RETURN", ""})
+	}
+	return out
+}
+
+// tryRules loads rules into chains of their own, and reads them back.
+func tryRules(ctx context.Context, t *tool, rules []probed) error {
+	const chain = "KPLAB-PROBE"
+	want := map[string][]string{}
+	for _, p := range rules {
+		want[p.table] = append(want[p.table], "-A "+chain+" "+p.rule)
+	}
+	var b strings.Builder
+	for _, table := range slices.Sorted(maps.Keys(want)) {
+		b.WriteString("*" + table + "\n")
+		declare(&b, chain)
+		b.WriteString(strings.Join(want[table], "\n") + "\nCOMMIT\n")
+	}
+	if err := t.restore(ctx, corev1.IPv4Protocol, b.String()); err != nil {
+		return err
+	}
+	saved, err := t.saveAll(ctx, corev1.IPv4Protocol)
+	if err != nil {
+		return err
+	}
+	for part := range strings.SplitSeq(saved, "COMMIT\n") {
+		_, table, _ := strings.Cut(part, "*")
+		table, _, _ = strings.Cut(table, "\n")
+		if got := parseSave(part).rules[chain]; want[table] != nil && !slices.Equal(got, want[table]) {
+			return fmt.Errorf("rules of table %s do not read back as written: wrote %q, read %q", table, want[table], got)
+		}
+		delete(want, table)
+	}
+	for table := range want {
+		return fmt.Errorf("rules of table %s were written and are not there", table)
+	}
+	return nil
 }

@@ -36,18 +36,25 @@ var ErrNoTools = errors.New("the iptables tools are missing")
 type tool struct {
 	exec     execx.Runner
 	variant  Variant
+	infix    string
 	lockFile string
 	// restore and save are program names by family.
 	restoreName, saveName map[corev1.IPFamily]string
 }
 
+// newTool names the programs of a variant; infix is "-nft", "-legacy" or nothing.
+func newTool(run execx.Runner, v Variant, infix, lockFile string) *tool {
+	t := &tool{exec: run, variant: v, infix: infix, lockFile: lockFile, restoreName: map[corev1.IPFamily]string{}, saveName: map[corev1.IPFamily]string{}}
+	for family, base := range map[corev1.IPFamily]string{corev1.IPv4Protocol: "iptables", corev1.IPv6Protocol: "ip6tables"} {
+		t.restoreName[family], t.saveName[family] = base+infix+"-restore", base+infix+"-save"
+	}
+	return t
+}
+
 // findTool looks which programs there are by running them.
 func findTool(ctx context.Context, run execx.Runner, want Variant, lockFile string) (*tool, error) {
 	try := func(v Variant, infix string) (*tool, error) {
-		t := &tool{exec: run, variant: v, lockFile: lockFile, restoreName: map[corev1.IPFamily]string{}, saveName: map[corev1.IPFamily]string{}}
-		for family, base := range map[corev1.IPFamily]string{corev1.IPv4Protocol: "iptables", corev1.IPv6Protocol: "ip6tables"} {
-			t.restoreName[family], t.saveName[family] = base+infix+"-restore", base+infix+"-save"
-		}
+		t := newTool(run, v, infix, lockFile)
 		out, err := run.Run(ctx, execx.Cmd{Path: t.restoreName[corev1.IPv4Protocol], Args: []string{"--version"}})
 		if err != nil {
 			return nil, err
@@ -144,6 +151,15 @@ func (t *tool) save(ctx context.Context, family corev1.IPFamily, table string) (
 		return nil, fmt.Errorf("read table %s (%s): %w", table, family, err)
 	}
 	return parseSave(string(out.Stdout)), nil
+}
+
+// saveAll reads every table that is there, as text.
+func (t *tool) saveAll(ctx context.Context, family corev1.IPFamily) (string, error) {
+	out, err := t.exec.Run(ctx, execx.Cmd{Path: t.saveName[family], Env: t.env()})
+	if err != nil {
+		return "", fmt.Errorf("read the tables (%s): %w", family, err)
+	}
+	return string(out.Stdout), nil
 }
 
 // savedTable is one table as iptables-save prints it.

@@ -54,7 +54,7 @@ func NewLab(t *testing.T, m Mode) *Lab {
 	t.Helper()
 	lab := &Lab{Topology: NewTopology(t), Mode: m.Name, Zones: map[string]string{"n1": "a", "n2": "b"}}
 	for _, h := range []*Host{lab.N1, lab.N2} {
-		n := &labNode{host: h, mode: m.New(t, h.NS), table: proxy.KernelConntrack{NetNS: h.NS}}
+		n := &labNode{host: h, mode: m.New(t, h.NS), table: proxy.NewConntrack(h.NS)}
 		if err := n.mode.Probe(t.Context()); err != nil {
 			t.Fatalf("probe: %v", err)
 		}

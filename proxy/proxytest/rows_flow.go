@@ -189,7 +189,7 @@ func conntrackRows() []Row {
 			if r := ask(c); r.Outcome == Answered {
 				t.Errorf("after: %s", r)
 			}
-			flows, err := (proxy.KernelConntrack{NetNS: l.N1.NS}).UDPFlows(t.Context(), proxy.FamilyOf(netip.MustParseAddr(vip)))
+			flows, err := proxy.NewConntrack(l.N1.NS).UDPFlows(t.Context(), proxy.FamilyOf(netip.MustParseAddr(vip)))
 			if err != nil {
 				t.Fatal(err)
 			}
