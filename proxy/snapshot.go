@@ -287,5 +287,5 @@ func FamilyOf(a netip.Addr) corev1.IPFamily {
 // CompareServicePorts is the order of Snapshot.Services: by name, then IPv4
 // before IPv6.
 func CompareServicePorts(a, b *ServicePort) int {
-	return cmp.Or(a.ServicePortName.compare(b.ServicePortName), cmp.Compare(a.Family, b.Family))
+	return cmp.Or(a.compare(b.ServicePortName), cmp.Compare(a.Family, b.Family))
 }

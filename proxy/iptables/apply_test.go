@@ -21,22 +21,25 @@ import (
 	"github.com/kplab/kplab/proxy"
 )
 
-// variants runs a test with each variant of the tools.
-func variants(t *testing.T, fn func(t *testing.T, ns *netns.NS, m func() *Mode)) {
+// variants are the tools that every test below is run with, and the feature that
+// nettest knows each by.
+func variants() map[Variant]string {
+	return map[Variant]string{VariantNFT: "iptables", VariantLegacy: "iptables-legacy"}
+}
+
+// variant gives a namespace, and makes modes that work in it.
+func variant(t *testing.T, v Variant) (ns *netns.NS, mode func() *Mode) {
+	t.Helper()
 	nettest.NeedRoot(t)
-	for v, feature := range map[Variant]string{VariantNFT: "iptables", VariantLegacy: "iptables-legacy"} {
-		t.Run(string(v), func(t *testing.T) {
-			nettest.Need(t, feature)
-			nettest.LeakCheck(t)
-			ns := nettest.NewNS(t)
-			f, err := Detect(t.Context(), v)
-			if err != nil {
-				t.Fatal(err)
-			}
-			lock := t.TempDir() + "/lock"
-			fn(t, ns, func() *Mode { return New(Options{NetNS: ns, Variant: v, Features: &f, LockFile: lock}) })
-		})
+	nettest.Need(t, variants()[v])
+	nettest.LeakCheck(t)
+	ns = nettest.NewNS(t)
+	f, err := Detect(t.Context(), v)
+	if err != nil {
+		t.Fatal(err)
 	}
+	lock := t.TempDir() + "/lock"
+	return ns, func() *Mode { return New(Options{NetNS: ns, Variant: v, Features: &f, LockFile: lock}) }
 }
 
 func saveCmd(m *Mode) string {
@@ -46,23 +49,23 @@ func saveCmd(m *Mode) string {
 	return "iptables-nft-save"
 }
 
-func dumpKernel(t testing.TB, ns *netns.NS, m *Mode) []string {
-	t.Helper()
-	out, err := execx.In(ns).Run(t.Context(), execx.Cmd{Path: saveCmd(m)})
+func dumpKernel(tb testing.TB, ns *netns.NS, m *Mode) []string {
+	tb.Helper()
+	out, err := execx.In(ns).Run(tb.Context(), execx.Cmd{Path: saveCmd(m)})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return canonical(string(out.Stdout), true)
 }
 
-func apply(t testing.TB, m *Mode, s *proxy.Snapshot) *Program {
-	t.Helper()
+func apply(tb testing.TB, m *Mode, s *proxy.Snapshot) *Program {
+	tb.Helper()
 	p, err := m.Render(s)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	if err := p.Apply(t.Context()); err != nil {
-		t.Fatal(err)
+	if err := p.Apply(tb.Context()); err != nil {
+		tb.Fatal(err)
 	}
 	return p.(*Program)
 }
@@ -147,54 +150,60 @@ func (c *churner) fresh() *proxy.Snapshot {
 // TestChurn changes Services at random, applies each change, and compares the
 // kernel with a fresh rendering in an empty namespace.
 func TestChurn(t *testing.T) {
-	variants(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
-		c := newChurner(7)
-		m := mode()
-		steps := 60
-		if testing.Short() {
-			steps = 20
-		}
-		for i := range steps {
-			for range 1 + c.IntN(2) {
-				c.step()
+	for v := range variants() {
+		t.Run(string(v), func(t *testing.T) {
+			ns, mode := variant(t, v)
+			c := newChurner(7)
+			m := mode()
+			steps := 60
+			if testing.Short() {
+				steps = 20
 			}
-			apply(t, m, c.d.Decide(testFacts()))
-			if i%15 == 7 {
-				m = mode() // a restart: nothing is remembered
+			for i := range steps {
+				for range 1 + c.IntN(2) {
+					c.step()
+				}
+				apply(t, m, c.d.Decide(testFacts()))
+				if i%15 == 7 {
+					m = mode() // a restart: nothing is remembered
+				}
+				if i%6 != 0 && i != steps-1 {
+					continue
+				}
+				other := nettest.NewNS(t)
+				f := *m.features
+				ref := New(Options{NetNS: other, Variant: m.opts.Variant, Features: &f, LockFile: m.opts.LockFile})
+				apply(t, ref, c.fresh())
+				if d := cmp.Diff(dumpKernel(t, other, ref), dumpKernel(t, ns, m)); d != "" {
+					t.Fatalf("step %d: kernel differs from a fresh rendering (-fresh +kernel):\n%s", i, d)
+				}
 			}
-			if i%6 != 0 && i != steps-1 {
-				continue
+			if err := m.Cleanup(t.Context()); err != nil {
+				t.Error(err)
 			}
-			other := nettest.NewNS(t)
-			f := *m.features
-			ref := New(Options{NetNS: other, Variant: m.opts.Variant, Features: &f, LockFile: m.opts.LockFile})
-			apply(t, ref, c.fresh())
-			if d := cmp.Diff(dumpKernel(t, other, ref), dumpKernel(t, ns, m)); d != "" {
-				t.Fatalf("step %d: kernel differs from a fresh rendering (-fresh +kernel):\n%s", i, d)
-			}
-		}
-		if err := m.Cleanup(t.Context()); err != nil {
-			t.Error(err)
-		}
-	})
+		})
+	}
 }
 
 // TestRestartTouchesNothing checks that a new process with the same wanted state
 // writes no rule: counters of the kernel's rules keep their values.
 func TestRestartTouchesNothing(t *testing.T) {
-	variants(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
-		s := goldenSnapshot(t)
-		apply(t, mode(), s)
-		m := mode()
-		seen := &recorder{Runner: execx.In(ns)}
-		m.exec = seen
-		apply(t, m, s)
-		for _, c := range seen.cmds {
-			if strings.HasSuffix(c.Path, "-restore") && len(c.Stdin) > 0 {
-				t.Errorf("a restart wrote:\n%s", c.Stdin)
+	for v := range variants() {
+		t.Run(string(v), func(t *testing.T) {
+			ns, mode := variant(t, v)
+			s := goldenSnapshot(t)
+			apply(t, mode(), s)
+			m := mode()
+			seen := &recorder{Runner: execx.In(ns)}
+			m.exec = seen
+			apply(t, m, s)
+			for _, c := range seen.cmds {
+				if strings.HasSuffix(c.Path, "-restore") && len(c.Stdin) > 0 {
+					t.Errorf("a restart wrote:\n%s", c.Stdin)
+				}
 			}
-		}
-	})
+		})
+	}
 }
 
 // recorder notes the commands it passes on.
@@ -211,156 +220,171 @@ func (r *recorder) Run(ctx context.Context, c execx.Cmd) (execx.Result, error) {
 // TestSmallChange checks that one endpoint's change writes one Service's chains
 // and runs one process.
 func TestSmallChange(t *testing.T) {
-	variants(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
-		svcs, eps := synthetic(30, 4)
-		d := proxy.NewDecider()
-		for i := range svcs {
-			d.SetService(svcs[i])
-			d.SetSlice(eps[i])
-		}
-		m := mode()
-		apply(t, m, d.Decide(testFacts()))
-		seen := &recorder{Runner: execx.In(ns)}
-		m.tool.exec = seen
-		changed := eps[3].DeepCopy()
-		changed.Endpoints = changed.Endpoints[1:]
-		d.SetSlice(changed)
-		apply(t, m, d.Decide(testFacts()))
-		restores := 0
-		for _, c := range seen.cmds {
-			if !strings.HasSuffix(c.Path, "-restore") {
-				continue
+	for v := range variants() {
+		t.Run(string(v), func(t *testing.T) {
+			ns, mode := variant(t, v)
+			svcs, eps := synthetic(30, 4)
+			d := proxy.NewDecider()
+			for i := range svcs {
+				d.SetService(svcs[i])
+				d.SetSlice(eps[i])
 			}
-			restores++
-			if n := strings.Count(string(c.Stdin), "\n"); n > 12 {
-				t.Errorf("%d lines for one endpoint:\n%s", n, c.Stdin)
+			m := mode()
+			apply(t, m, d.Decide(testFacts()))
+			seen := &recorder{Runner: execx.In(ns)}
+			m.tool.exec = seen
+			changed := eps[3].DeepCopy()
+			changed.Endpoints = changed.Endpoints[1:]
+			d.SetSlice(changed)
+			apply(t, m, d.Decide(testFacts()))
+			restores := 0
+			for _, c := range seen.cmds {
+				if !strings.HasSuffix(c.Path, "-restore") {
+					continue
+				}
+				restores++
+				if n := strings.Count(string(c.Stdin), "\n"); n > 12 {
+					t.Errorf("%d lines for one endpoint:\n%s", n, c.Stdin)
+				}
 			}
-		}
-		if restores != 1 {
-			t.Errorf("%d restore processes, want 1", restores)
-		}
-	})
+			if restores != 1 {
+				t.Errorf("%d restore processes, want 1", restores)
+			}
+		})
+	}
 }
 
 // TestHeal flushes tables behind the mode's back.
 func TestHeal(t *testing.T) {
-	variants(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
-		m := mode()
-		s := goldenSnapshot(t)
-		apply(t, m, s)
-		before := dumpKernel(t, ns, m)
-		for _, args := range []string{"-t nat -F; -t nat -X", "-t filter -F; -t filter -X", "-t nat -F KUBE-SERVICES"} {
-			for _, one := range strings.Split(args, "; ") {
-				if _, err := execx.In(ns).Run(t.Context(), execx.Cmd{Path: strings.TrimSuffix(saveCmd(m), "-save"), Args: strings.Fields(one)}); err != nil {
-					t.Fatal(err)
+	for v := range variants() {
+		t.Run(string(v), func(t *testing.T) {
+			ns, mode := variant(t, v)
+			m := mode()
+			s := goldenSnapshot(t)
+			apply(t, m, s)
+			before := dumpKernel(t, ns, m)
+			for _, args := range []string{"-t nat -F; -t nat -X", "-t filter -F; -t filter -X", "-t nat -F KUBE-SERVICES"} {
+				for _, one := range strings.Split(args, "; ") {
+					if _, err := execx.In(ns).Run(t.Context(), execx.Cmd{Path: strings.TrimSuffix(saveCmd(m), "-save"), Args: strings.Fields(one)}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if intact, err := m.Intact(t.Context()); err != nil || intact != strings.Contains(args, "KUBE-SERVICES") {
+					t.Errorf("%s: intact %v, %v", args, intact, err)
+				}
+				m.Reset()
+				apply(t, m, s)
+				if d := cmp.Diff(before, dumpKernel(t, ns, m)); d != "" {
+					t.Errorf("%s: not healed (-before +after):\n%s", args, d)
 				}
 			}
-			if intact, err := m.Intact(t.Context()); err != nil || intact != strings.Contains(args, "KUBE-SERVICES") {
-				t.Errorf("%s: intact %v, %v", args, intact, err)
+			if intact, err := m.Intact(t.Context()); err != nil || !intact {
+				t.Errorf("intact %v, %v", intact, err)
 			}
-			m.Reset()
-			apply(t, m, s)
-			if d := cmp.Diff(before, dumpKernel(t, ns, m)); d != "" {
-				t.Errorf("%s: not healed (-before +after):\n%s", args, d)
-			}
-		}
-		if intact, err := m.Intact(t.Context()); err != nil || !intact {
-			t.Errorf("intact %v, %v", intact, err)
-		}
-	})
+		})
+	}
 }
 
 // TestCleanup checks that everything of ours goes and everything else stays.
 func TestCleanup(t *testing.T) {
-	variants(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
-		m := mode()
-		tool := strings.TrimSuffix(saveCmd(m), "-save")
-		foreign := "*filter\n:MINE - [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\n-A INPUT -s 192.0.2.1/32 -j MINE\n-A MINE -m comment --comment \"jumps to KUBE-SERVICES\" -j DROP\n-A FORWARD -j ACCEPT\nCOMMIT\n" +
-			"*nat\n:CNI-HOSTPORT - [0:0]\n-A PREROUTING -p tcp -j CNI-HOSTPORT\n-A POSTROUTING -s 192.0.2.0/24 -j MASQUERADE\nCOMMIT\n*mangle\n-A OUTPUT -j MARK --set-xmark 0x1/0x1\nCOMMIT\n"
-		run := execx.In(ns)
-		if _, err := run.Run(t.Context(), execx.Cmd{Path: tool + "-restore", Stdin: []byte(foreign)}); err != nil {
-			t.Fatal(err)
-		}
-		if err := m.Cleanup(t.Context()); err != nil {
-			t.Fatalf("nothing to clean: %v", err)
-		}
-		before := dumpKernel(t, ns, m)
-		was, err := readSysctl(ns, routeLocalnet)
-		if err != nil {
-			t.Fatal(err)
-		}
-		apply(t, m, goldenSnapshot(t))
-		if now, err := readSysctl(ns, routeLocalnet); err != nil || now != "1" {
-			t.Errorf("route_localnet is %s, %v", now, err)
-		}
-		for i := range 2 {
+	for v := range variants() {
+		t.Run(string(v), func(t *testing.T) {
+			ns, mode := variant(t, v)
+			m := mode()
+			tool := strings.TrimSuffix(saveCmd(m), "-save")
+			foreign := "*filter\n:MINE - [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\n-A INPUT -s 192.0.2.1/32 -j MINE\n-A MINE -m comment --comment \"jumps to KUBE-SERVICES\" -j DROP\n-A FORWARD -j ACCEPT\nCOMMIT\n" +
+				"*nat\n:CNI-HOSTPORT - [0:0]\n-A PREROUTING -p tcp -j CNI-HOSTPORT\n-A POSTROUTING -s 192.0.2.0/24 -j MASQUERADE\nCOMMIT\n*mangle\n-A OUTPUT -j MARK --set-xmark 0x1/0x1\nCOMMIT\n"
+			run := execx.In(ns)
+			if _, err := run.Run(t.Context(), execx.Cmd{Path: tool + "-restore", Stdin: []byte(foreign)}); err != nil {
+				t.Fatal(err)
+			}
 			if err := m.Cleanup(t.Context()); err != nil {
-				t.Fatalf("clean-up %d: %v", i+1, err)
+				t.Fatalf("nothing to clean: %v", err)
+			}
+			before := dumpKernel(t, ns, m)
+			was, err := readSysctl(ns, routeLocalnet)
+			if err != nil {
+				t.Fatal(err)
+			}
+			apply(t, m, goldenSnapshot(t))
+			if now, err := readSysctl(ns, routeLocalnet); err != nil || now != "1" {
+				t.Errorf("route_localnet is %s, %v", now, err)
+			}
+			for i := range 2 {
+				if err := m.Cleanup(t.Context()); err != nil {
+					t.Fatalf("clean-up %d: %v", i+1, err)
+				}
+				if d := cmp.Diff(before, dumpKernel(t, ns, m)); d != "" {
+					t.Errorf("clean-up %d (-before +after):\n%s", i+1, d)
+				}
+			}
+			if now, err := readSysctl(ns, routeLocalnet); err != nil || now != was {
+				t.Errorf("route_localnet is %s, %v; was %s", now, err, was)
+			}
+
+			// After a crash another process cleans up.
+			apply(t, mode(), goldenSnapshot(t))
+			if err := mode().Cleanup(t.Context()); err != nil {
+				t.Fatal(err)
 			}
 			if d := cmp.Diff(before, dumpKernel(t, ns, m)); d != "" {
-				t.Errorf("clean-up %d (-before +after):\n%s", i+1, d)
+				t.Errorf("clean-up by another process (-before +after):\n%s", d)
 			}
-		}
-		if now, err := readSysctl(ns, routeLocalnet); err != nil || now != was {
-			t.Errorf("route_localnet is %s, %v; was %s", now, err, was)
-		}
-
-		// After a crash another process cleans up.
-		apply(t, mode(), goldenSnapshot(t))
-		if err := mode().Cleanup(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if d := cmp.Diff(before, dumpKernel(t, ns, m)); d != "" {
-			t.Errorf("clean-up by another process (-before +after):\n%s", d)
-		}
-	})
+		})
+	}
 }
 
 // TestCleanupKeepsForeignJumps checks that a foreign rule which uses a chain of
 // ours is named and not removed.
 func TestCleanupKeepsForeignJumps(t *testing.T) {
-	variants(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
-		m := mode()
-		apply(t, m, goldenSnapshot(t))
-		run := execx.In(ns)
-		tool := strings.TrimSuffix(saveCmd(m), "-save")
-		if _, err := run.Run(t.Context(), execx.Cmd{Path: tool + "-restore", Args: []string{"--noflush"}, Stdin: []byte("*nat\n:MINE - [0:0]\n-A MINE -j KUBE-MARK-MASQ\nCOMMIT\n")}); err != nil {
-			t.Fatal(err)
-		}
-		if err := m.Cleanup(t.Context()); err == nil || !strings.Contains(err.Error(), "-A MINE -j KUBE-MARK-MASQ") {
-			t.Errorf("error is %v", err)
-		}
-		if _, err := run.Run(t.Context(), execx.Cmd{Path: tool, Args: strings.Fields("-t nat -D MINE -j KUBE-MARK-MASQ")}); err != nil {
-			t.Fatal(err)
-		}
-		if err := m.Cleanup(t.Context()); err != nil {
-			t.Error(err)
-		}
-	})
+	for v := range variants() {
+		t.Run(string(v), func(t *testing.T) {
+			ns, mode := variant(t, v)
+			m := mode()
+			apply(t, m, goldenSnapshot(t))
+			run := execx.In(ns)
+			tool := strings.TrimSuffix(saveCmd(m), "-save")
+			if _, err := run.Run(t.Context(), execx.Cmd{Path: tool + "-restore", Args: []string{"--noflush"}, Stdin: []byte("*nat\n:MINE - [0:0]\n-A MINE -j KUBE-MARK-MASQ\nCOMMIT\n")}); err != nil {
+				t.Fatal(err)
+			}
+			if err := m.Cleanup(t.Context()); err == nil || !strings.Contains(err.Error(), "-A MINE -j KUBE-MARK-MASQ") {
+				t.Errorf("error is %v", err)
+			}
+			if _, err := run.Run(t.Context(), execx.Cmd{Path: tool, Args: strings.Fields("-t nat -D MINE -j KUBE-MARK-MASQ")}); err != nil {
+				t.Fatal(err)
+			}
+			if err := m.Cleanup(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }
 
 // TestForeignRulesSurvive applies and changes beside somebody else's rules, and
 // puts the jumps back at the head when they were moved.
 func TestForeignRulesSurvive(t *testing.T) {
-	variants(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
-		m := mode()
-		run := execx.In(ns)
-		tool := strings.TrimSuffix(saveCmd(m), "-save")
-		apply(t, m, goldenSnapshot(t))
-		for _, args := range []string{"-I INPUT -s 192.0.2.9/32 -j ACCEPT", "-t nat -A PREROUTING -s 192.0.2.9/32 -j ACCEPT", "-N MINE", "-D FORWARD 2"} {
-			if _, err := run.Run(t.Context(), execx.Cmd{Path: tool, Args: strings.Fields(args)}); err != nil {
-				t.Fatal(err)
+	for v := range variants() {
+		t.Run(string(v), func(t *testing.T) {
+			ns, mode := variant(t, v)
+			m := mode()
+			run := execx.In(ns)
+			tool := strings.TrimSuffix(saveCmd(m), "-save")
+			apply(t, m, goldenSnapshot(t))
+			for _, args := range []string{"-I INPUT -s 192.0.2.9/32 -j ACCEPT", "-t nat -A PREROUTING -s 192.0.2.9/32 -j ACCEPT", "-N MINE", "-D FORWARD 2"} {
+				if _, err := run.Run(t.Context(), execx.Cmd{Path: tool, Args: strings.Fields(args)}); err != nil {
+					t.Fatal(err)
+				}
 			}
-		}
-		m.Reset()
-		apply(t, m, goldenSnapshot(t))
-		got := strings.Join(dumpKernel(t, ns, m), "\n")
-		for _, want := range []string{"-A INPUT -s 192.0.2.9/32 -j ACCEPT", "-A PREROUTING -s 192.0.2.9/32 -j ACCEPT", ":MINE", `"kubernetes forwarding rules" -j KUBE-FORWARD`} {
-			if !strings.Contains(got, want) {
-				t.Errorf("no %q in\n%s", want, got)
+			m.Reset()
+			apply(t, m, goldenSnapshot(t))
+			got := strings.Join(dumpKernel(t, ns, m), "\n")
+			for _, want := range []string{"-A INPUT -s 192.0.2.9/32 -j ACCEPT", "-A PREROUTING -s 192.0.2.9/32 -j ACCEPT", ":MINE", `"kubernetes forwarding rules" -j KUBE-FORWARD`} {
+				if !strings.Contains(got, want) {
+					t.Errorf("no %q in\n%s", want, got)
+				}
 			}
-		}
-	})
+		})
+	}
 }
 
 // TestTwoFamilies applies IPv4 and IPv6 rules together.

@@ -24,33 +24,33 @@ func TestMain(m *testing.M) { nettest.Main(m) }
 
 // goldenSnapshot is the snapshot of node-1 for the objects with which a real
 // kube-proxy wrote testdata/iptables-save.txt.
-func goldenSnapshot(t testing.TB) *proxy.Snapshot {
-	t.Helper()
+func goldenSnapshot(tb testing.TB) *proxy.Snapshot {
+	tb.Helper()
 	data, err := os.ReadFile("testdata/objects.yaml")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var services []*corev1.Service
 	var eps []*discoveryv1.EndpointSlice
 	for _, doc := range bytes.Split(data, []byte("\n---")) {
 		var kind struct{ Kind string }
 		if err := yaml.Unmarshal(doc, &kind); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		switch kind.Kind {
 		case "Service":
 			s := &corev1.Service{}
 			if err := yaml.UnmarshalStrict(doc, s); err != nil {
-				t.Fatal(err)
+				tb.Fatal(err)
 			}
 			if s.Name == "lb" {
 				var patch corev1.Service
 				status, err := os.ReadFile("testdata/lb-status.json")
 				if err != nil {
-					t.Fatal(err)
+					tb.Fatal(err)
 				}
 				if err := yaml.Unmarshal(status, &patch); err != nil {
-					t.Fatal(err)
+					tb.Fatal(err)
 				}
 				s.Status = patch.Status
 			}
@@ -58,7 +58,7 @@ func goldenSnapshot(t testing.TB) *proxy.Snapshot {
 		case "EndpointSlice":
 			e := &discoveryv1.EndpointSlice{}
 			if err := yaml.UnmarshalStrict(doc, e); err != nil {
-				t.Fatal(err)
+				tb.Fatal(err)
 			}
 			eps = append(eps, e)
 		}
@@ -111,20 +111,20 @@ func canonical(text string, nfacct bool) []string {
 	return out
 }
 
-func iptablesSave(t testing.TB, run execx.Runner) string {
-	t.Helper()
-	out, err := run.Run(t.Context(), execx.Cmd{Path: "iptables-save"})
+func iptablesSave(tb testing.TB, run execx.Runner) string {
+	tb.Helper()
+	out, err := run.Run(tb.Context(), execx.Cmd{Path: "iptables-save"})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return string(out.Stdout)
 }
 
-func readGolden(t testing.TB) string {
-	t.Helper()
+func readGolden(tb testing.TB) string {
+	tb.Helper()
 	b, err := os.ReadFile("testdata/iptables-save.txt")
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return string(b)
 }

@@ -34,7 +34,7 @@ const (
 	attrRuleTable  = 1
 	attrRuleChain  = 2
 
-	msgAcctNew = subsysAcct | 0
+	msgAcctNew = subsysAcct // NFNL_MSG_ACCT_NEW is 0
 	msgAcctDel = subsysAcct | 3
 	attrAcct   = 1
 )

@@ -73,10 +73,10 @@ func NewLab(t *testing.T, m Mode) *Lab {
 
 // Apply makes both nodes serve exactly these objects, and returns when the rules
 // are read back and stale entries are gone.
-func (l *Lab) Apply(t testing.TB, services []*corev1.Service, slices ...*discoveryv1.EndpointSlice) {
-	t.Helper()
+func (l *Lab) Apply(tb testing.TB, services []*corev1.Service, slices ...*discoveryv1.EndpointSlice) {
+	tb.Helper()
 	// Rows apply an empty state as their clean-up, when their own context ended.
-	ctx := context.WithoutCancel(t.Context())
+	ctx := context.WithoutCancel(tb.Context())
 	for _, n := range l.nodes {
 		s := proxy.Decide(proxy.Facts{
 			NodeName: n.host.Name, NodeIPs: []netip.Addr{n.host.IP}, Zone: l.Zones[n.host.Name],
@@ -84,22 +84,22 @@ func (l *Lab) Apply(t testing.TB, services []*corev1.Service, slices ...*discove
 		}, services, slices)
 		p, err := n.mode.Render(s)
 		if err != nil {
-			t.Fatalf("render for %s: %v", n.host.Name, err)
+			tb.Fatalf("render for %s: %v", n.host.Name, err)
 		}
 		if err := p.Apply(ctx); err != nil {
-			t.Fatalf("apply on %s: %v", n.host.Name, err)
+			tb.Fatalf("apply on %s: %v", n.host.Name, err)
 		}
 		if _, err := proxy.CleanConntrack(ctx, n.table, n.current, s, []netip.Prefix{netip.MustParsePrefix(ServiceCIDR)}); err != nil {
-			t.Fatalf("conntrack on %s: %v", n.host.Name, err)
+			tb.Fatalf("conntrack on %s: %v", n.host.Name, err)
 		}
 		n.current = s
 	}
 }
 
 // Serve applies one Service with one slice, all of whose ports lead to 8080.
-func (l *Lab) Serve(t testing.TB, svc *corev1.Service, eps ...discoveryv1.Endpoint) {
-	t.Helper()
-	l.Apply(t, []*corev1.Service{svc}, Slice(svc, []int32{8080}, eps...))
+func (l *Lab) Serve(tb testing.TB, svc *corev1.Service, eps ...discoveryv1.Endpoint) {
+	tb.Helper()
+	l.Apply(tb, []*corev1.Service{svc}, Slice(svc, []int32{8080}, eps...))
 }
 
 // Row is one line of the contract.
@@ -111,6 +111,7 @@ type Row struct {
 
 // Run runs every row with every mode, each as a named subtest.
 func Run(t *testing.T, modes ...Mode) {
+	t.Helper()
 	for _, m := range modes {
 		t.Run(m.String(), func(t *testing.T) {
 			lab := NewLab(t, m)

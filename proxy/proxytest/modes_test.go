@@ -16,13 +16,15 @@ func TestMain(m *testing.M) { nettest.Main(m) }
 // modes is the list of modes under test.
 func modes() []Mode {
 	return []Mode{
-		{Name: "iptables", Variant: "nft", New: func(t testing.TB, ns *netns.NS) proxy.Mode {
-			nettest.Need(t, "iptables")
+		{Name: "iptables", Variant: "nft", New: func(tb testing.TB, ns *netns.NS) proxy.Mode {
+			tb.Helper()
+			nettest.Need(tb, "iptables")
 			return iptables.New(iptables.Options{NetNS: ns, Variant: iptables.VariantNFT})
 		}},
-		{Name: "iptables", Variant: "legacy", New: func(t testing.TB, ns *netns.NS) proxy.Mode {
-			nettest.Need(t, "iptables-legacy")
-			return iptables.New(iptables.Options{NetNS: ns, Variant: iptables.VariantLegacy, LockFile: t.TempDir() + "/xtables.lock"})
+		{Name: "iptables", Variant: "legacy", New: func(tb testing.TB, ns *netns.NS) proxy.Mode {
+			tb.Helper()
+			nettest.Need(tb, "iptables-legacy")
+			return iptables.New(iptables.Options{NetNS: ns, Variant: iptables.VariantLegacy, LockFile: tb.TempDir() + "/xtables.lock"})
 		}},
 	}
 }

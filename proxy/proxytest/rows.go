@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+//nolint:thelper // a row is a test and not a helper: its own lines are what a failure names
 package proxytest
 
 import (

@@ -74,10 +74,10 @@ type Topology struct {
 
 // NewTopology builds the namespaces and starts the backends; all of it ends with
 // the test.
-func NewTopology(t testing.TB) *Topology {
-	t.Helper()
-	tp := &Topology{fabric: nettest.NewNS(t)}
-	in(t, tp.fabric, func() error {
+func NewTopology(tb testing.TB) *Topology {
+	tb.Helper()
+	tp := &Topology{fabric: nettest.NewNS(tb)}
+	in(tb, tp.fabric, func() error {
 		br := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs()}
 		br.Name = "underlay"
 		if err := netlink.LinkAdd(br); err != nil {
@@ -90,13 +90,13 @@ func NewTopology(t testing.TB) *Topology {
 		}
 		return netlink.LinkSetUp(br)
 	})
-	sysctls(t, tp.fabric, map[string]string{"net/ipv4/ip_forward": "0"})
+	sysctls(tb, tp.fabric, map[string]string{"net/ipv4/ip_forward": "0"})
 
-	tp.N1, tp.N2 = tp.node(t, "n1", "172.18.0.2"), tp.node(t, "n2", "172.18.0.3")
-	tp.X, tp.X2 = tp.outside(t, "x", "172.18.0.200"), tp.outside(t, "x2", "172.18.99.200")
-	tp.C1, tp.B1 = tp.pod(t, tp.N1, "c1", "10.244.1.2"), tp.pod(t, tp.N1, "b1", "10.244.1.11")
-	tp.C2, tp.B2 = tp.pod(t, tp.N2, "c2", "10.244.2.2"), tp.pod(t, tp.N2, "b2", "10.244.2.12")
-	tp.B3 = tp.pod(t, tp.N2, "b3", "10.244.2.13")
+	tp.N1, tp.N2 = tp.node(tb, "n1", "172.18.0.2"), tp.node(tb, "n2", "172.18.0.3")
+	tp.X, tp.X2 = tp.outside(tb, "x", "172.18.0.200"), tp.outside(tb, "x2", "172.18.99.200")
+	tp.C1, tp.B1 = tp.pod(tb, tp.N1, "c1", "10.244.1.2"), tp.pod(tb, tp.N1, "b1", "10.244.1.11")
+	tp.C2, tp.B2 = tp.pod(tb, tp.N2, "c2", "10.244.2.2"), tp.pod(tb, tp.N2, "b2", "10.244.2.12")
+	tp.B3 = tp.pod(tb, tp.N2, "b3", "10.244.2.13")
 	for _, r := range []struct {
 		from *Host
 		to   string
@@ -105,20 +105,20 @@ func NewTopology(t testing.TB) *Topology {
 		{tp.N1, "10.244.2.0/24", tp.N2}, {tp.N2, "10.244.1.0/24", tp.N1},
 		{tp.X, LoadBalancerIP + "/32", tp.N1}, {tp.X2, LoadBalancerIP + "/32", tp.N1}, {tp.X, ExternalIP + "/32", tp.N1},
 	} {
-		route(t, r.from, "eth0", r.to, r.via.IP.String())
+		route(tb, r.from, "eth0", r.to, r.via.IP.String())
 	}
 	for _, b := range []*Host{tp.B1, tp.B2, tp.B3} {
 		for _, port := range []int{8080, 8443, 5353} {
-			serve(t, b, port)
+			serve(tb, b, port)
 		}
 	}
 	return tp
 }
 
-func in(t testing.TB, ns *netns.NS, fn func() error) {
-	t.Helper()
+func in(tb testing.TB, ns *netns.NS, fn func() error) {
+	tb.Helper()
 	if err := ns.Do(fn); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
@@ -130,9 +130,9 @@ func addr(s string) *netlink.Addr {
 	return a
 }
 
-func sysctls(t testing.TB, ns *netns.NS, values map[string]string) {
-	t.Helper()
-	in(t, ns, func() error {
+func sysctls(tb testing.TB, ns *netns.NS, values map[string]string) {
+	tb.Helper()
+	in(tb, ns, func() error {
 		for k, v := range values {
 			if err := os.WriteFile("/proc/sys/"+k, []byte(v), 0); err != nil {
 				return err
@@ -143,10 +143,10 @@ func sysctls(t testing.TB, ns *netns.NS, values map[string]string) {
 }
 
 // attach joins a namespace to the fabric's bridge as eth0.
-func (tp *Topology) attach(t testing.TB, ns *netns.NS, name, ip string) {
-	t.Helper()
-	nettest.Veth(t, nettest.End{NS: ns, Name: "eth0", Addrs: []netip.Prefix{netip.MustParsePrefix(ip + "/16")}}, nettest.End{NS: tp.fabric, Name: name})
-	in(t, tp.fabric, func() error {
+func (tp *Topology) attach(tb testing.TB, ns *netns.NS, name, ip string) {
+	tb.Helper()
+	nettest.Veth(tb, nettest.End{NS: ns, Name: "eth0", Addrs: []netip.Prefix{netip.MustParsePrefix(ip + "/16")}}, nettest.End{NS: tp.fabric, Name: name})
+	in(tb, tp.fabric, func() error {
 		l, err := netlink.LinkByName(name)
 		if err != nil {
 			return err
@@ -159,10 +159,10 @@ func (tp *Topology) attach(t testing.TB, ns *netns.NS, name, ip string) {
 	})
 }
 
-func (tp *Topology) node(t testing.TB, name, ip string) *Host {
-	t.Helper()
-	ns := nettest.NewNS(t)
-	sysctls(t, ns, map[string]string{
+func (tp *Topology) node(tb testing.TB, name, ip string) *Host {
+	tb.Helper()
+	ns := nettest.NewNS(tb)
+	sysctls(tb, ns, map[string]string{
 		"net/ipv4/ip_forward":                  "1",
 		"net/ipv4/conf/all/rp_filter":          "0",
 		"net/ipv4/conf/default/rp_filter":      "0",
@@ -170,27 +170,27 @@ func (tp *Topology) node(t testing.TB, name, ip string) *Host {
 		"net/ipv4/conf/default/send_redirects": "0", // peer's allowance of ICMP
 		"net/ipv4/icmp_ratelimit":              "0", // every refusal is told at once
 	})
-	tp.attach(t, ns, name, ip)
+	tp.attach(tb, ns, name, ip)
 	h := &Host{Name: name, IP: netip.MustParseAddr(ip), NS: ns}
-	route(t, h, "eth0", "0.0.0.0/0", "172.18.255.254")
+	route(tb, h, "eth0", "0.0.0.0/0", "172.18.255.254")
 	return h
 }
 
-func (tp *Topology) outside(t testing.TB, name, ip string) *Host {
-	t.Helper()
-	ns := nettest.NewNS(t)
-	tp.attach(t, ns, name, ip)
+func (tp *Topology) outside(tb testing.TB, name, ip string) *Host {
+	tb.Helper()
+	ns := nettest.NewNS(tb)
+	tp.attach(tb, ns, name, ip)
 	return &Host{Name: name, IP: netip.MustParseAddr(ip), NS: ns}
 }
 
 // pod wires a pod as the routed CNI plugin does: a /32 on eth0, a gateway that
 // exists only on the link, and a /32 route on the node.
-func (tp *Topology) pod(t testing.TB, node *Host, name, ip string) *Host {
-	t.Helper()
-	ns := nettest.NewNS(t)
+func (tp *Topology) pod(tb testing.TB, node *Host, name, ip string) *Host {
+	tb.Helper()
+	ns := nettest.NewNS(tb)
 	h := &Host{Name: name, IP: netip.MustParseAddr(ip), NS: ns, Node: node.Name, link: "p-" + name}
-	nettest.Veth(t, nettest.End{NS: ns, Name: "eth0", Addrs: []netip.Prefix{netip.MustParsePrefix(ip + "/32")}}, nettest.End{NS: node.NS, Name: h.link})
-	in(t, node.NS, func() error {
+	nettest.Veth(tb, nettest.End{NS: ns, Name: "eth0", Addrs: []netip.Prefix{netip.MustParsePrefix(ip + "/32")}}, nettest.End{NS: node.NS, Name: h.link})
+	in(tb, node.NS, func() error {
 		l, err := netlink.LinkByName(h.link)
 		if err != nil {
 			return err
@@ -204,7 +204,7 @@ func (tp *Topology) pod(t testing.TB, node *Host, name, ip string) *Host {
 		_, dst, _ := net.ParseCIDR(ip + "/32")
 		return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst, Scope: netlink.SCOPE_LINK, Src: node.IP.AsSlice()})
 	})
-	in(t, ns, func() error {
+	in(tb, ns, func() error {
 		l, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
@@ -218,9 +218,9 @@ func (tp *Topology) pod(t testing.TB, node *Host, name, ip string) *Host {
 	return h
 }
 
-func route(t testing.TB, h *Host, link, to, via string) {
-	t.Helper()
-	in(t, h.NS, func() error {
+func route(tb testing.TB, h *Host, link, to, via string) {
+	tb.Helper()
+	in(tb, h.NS, func() error {
 		l, err := netlink.LinkByName(link)
 		if err != nil {
 			return err
@@ -235,16 +235,16 @@ func route(t testing.TB, h *Host, link, to, via string) {
 
 // serve answers on one port of a backend, TCP and UDP, with the backend's name
 // and the peer's address.
-func serve(t testing.TB, h *Host, port int) {
-	t.Helper()
+func serve(tb testing.TB, h *Host, port int) {
+	tb.Helper()
 	at := fmt.Sprintf("%s:%d", h.IP, port)
 	l, err := h.NS.Listen(context.Background(), "tcp", at)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	u, err := h.NS.ListenPacket(context.Background(), "udp", at)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	done := make(chan struct{}, 2)
 	go func() {
@@ -269,7 +269,7 @@ func serve(t testing.TB, h *Host, port int) {
 			_, _ = u.WriteTo(fmt.Appendf(nil, "%s %s %d", h.Name, peer, port), peer)
 		}
 	}()
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		_ = l.Close()
 		_ = u.Close()
 		<-done
