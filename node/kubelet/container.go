@@ -150,7 +150,7 @@ func (k *Kubelet) startContainer(ctx context.Context, p *pod, o *corev1.Pod, spe
 	}
 	c.attempt, c.id = attempt, containerID(p.uid, c.name, attempt)
 	c.startDue, c.waitReason, c.waitMessage, c.pulls = time.Time{}, "", "", 0
-	c.killing, c.why, c.hooked = false, "", spec.Lifecycle == nil || spec.Lifecycle.PostStart == nil
+	c.killing, c.why, c.hooked = false, "", resumed || spec.Lifecycle == nil || spec.Lifecycle.PostStart == nil
 	if !resumed || isProcess || c.startedAt.IsZero() {
 		c.startedAt = time.Now()
 	}

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cri-streaming/pkg/streaming/portforward"
@@ -298,13 +299,16 @@ func (s session) PortForward(ctx context.Context, _, _ string, port int32, strea
 	if half, ok := conn.(interface{ CloseWrite() error }); ok {
 		_ = half.CloseWrite()
 	}
-	if err := <-fromPod; err != nil && !errors.Is(err, net.ErrClosed) && !strings.Contains(err.Error(), "closed") {
-		return err
+	return errors.Join(unlessOver(<-fromPod), unlessOver(toErr))
+}
+
+// unlessOver drops the errors that are only one end or the other having closed.
+func unlessOver(err error) error {
+	if errors.Is(err, net.ErrClosed) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) || errors.Is(err, io.ErrClosedPipe) ||
+		err != nil && strings.Contains(err.Error(), "stream closed") { // spdystream has no error value for it
+		return nil
 	}
-	if toErr != nil && !strings.Contains(toErr.Error(), "closed") {
-		return toErr
-	}
-	return nil
+	return err
 }
 
 // sizes passes terminal sizes on until ctx ends.

@@ -219,6 +219,7 @@ func (k *Kubelet) resume(p *pod, o *corev1.Pod) {
 			}
 			c.attempt, c.startedAt = proc.Attempt(), proc.StartedAt()
 			c.id = containerID(p.uid, c.name, c.attempt)
+			c.hooked = true // by the daemon that started it
 			k.watchProcess(p, c, proc)
 		}
 		p.mu.Unlock()
