@@ -114,7 +114,7 @@ func send(t testing.TB, from, to *netns.NS, addr netip.Addr) (time.Duration, net
 		return 0, netip.Addr{}, err
 	}
 	defer func() { _ = c.Close() }()
-	_ = l.SetReadDeadline(time.Now().Add(2 * time.Second))
+	_ = l.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
 	start := time.Now()
 	if _, err := c.Write([]byte("x")); err != nil {
 		return 0, netip.Addr{}, err

@@ -20,24 +20,23 @@ import (
 // node removes one that it no longer wants only when it bears the mark.
 const RouteProtocol = 107
 
-// peers returns the other nodes: those of the API once it was heard, those of the
-// configuration before.
+// peers returns the other nodes: those of the API, and those of the fabric that the
+// API does not have (yet): they are there, whoever deleted their object.
 func (n *Node) peers() []Peer {
 	var all []Peer
-	if !n.nodesSynced() {
-		for _, p := range n.cfg.Fabric.Nodes() {
-			if p.Name != n.cfg.Name {
-				all = append(all, p)
-			}
-		}
-		return all
-	}
+	known := map[string]bool{n.cfg.Name: true}
 	for _, obj := range n.nodes.GetStore().List() {
 		node, ok := obj.(*corev1.Node)
-		if !ok || node.Name == n.cfg.Name {
+		if !ok || known[node.Name] {
 			continue
 		}
 		if p, ok := peerOf(node); ok && n.cfg.Fabric.Subnet().Contains(p.IP) {
+			known[p.Name] = true
+			all = append(all, p)
+		}
+	}
+	for _, p := range n.cfg.Fabric.Nodes() {
+		if !known[p.Name] {
 			all = append(all, p)
 		}
 	}

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/kplab/kplab/cni/routed"
+	"github.com/kplab/kplab/internal/netns"
+	"github.com/kplab/kplab/internal/nettest"
+	"github.com/kplab/kplab/sandbox"
+)
+
+const patience = 20 * time.Second
+
+// lab is two nodes and outside, with a fake API.
+type lab struct {
+	t       *testing.T
+	runtime *sandbox.Runtime
+	client  *fake.Clientset
+	nodes   map[string]*Node
+}
+
+func newLab(t *testing.T) *lab {
+	t.Helper()
+	nettest.NeedRoot(t)
+	// Not t.TempDir: the end of the lab unmounts what is in it.
+	dir, err := os.MkdirTemp("", "node")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &lab{t: t, client: fake.NewClientset(), nodes: map[string]*Node{}}
+	ctx, cancel := context.WithCancel(context.Background())
+	var ends []chan error
+	t.Cleanup(func() {
+		cancel()
+		for _, end := range ends {
+			if err := <-end; err != nil {
+				t.Error(err)
+			}
+		}
+		if err := l.runtime.Destroy(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	if l.runtime, err = sandbox.Open(sandbox.Config{Dir: filepath.Join(dir, "run")}); err != nil {
+		t.Fatal(err)
+	}
+	fabric := newFabric(t, l.runtime)
+	factory := informers.NewSharedInformerFactory(l.client, 0)
+	for _, p := range []Peer{one, two} {
+		n, err := New(Config{
+			Name: p.Name, IP: netip.PrefixFrom(p.IP, 24), PodCIDR: p.PodCIDR, ClusterCIDR: netip.MustParsePrefix("10.244.0.0/16"),
+			Client: l.client, Informers: factory, Fabric: fabric, Runtime: l.runtime,
+			StateDir: filepath.Join(dir, "state", p.Name), RuntimeDir: filepath.Join(dir, "run", "nodes", p.Name),
+			Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.nodes[p.Name] = n
+	}
+	factory.StartWithContext(ctx)
+	for _, n := range l.nodes {
+		end := make(chan error, 1)
+		ends = append(ends, end)
+		go func() { end <- n.Run(ctx) }()
+	}
+	return l
+}
+
+// pod makes a pod and returns its address and namespace once it is ready.
+func (l *lab) pod(name, node string) (netip.Addr, *netns.NS) {
+	l.t.Helper()
+	p := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", UID: types.UID("uid-" + name)},
+		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "pause"}}},
+	}
+	if _, err := l.client.CoreV1().Pods("default").Create(context.Background(), p, metav1.CreateOptions{}); err != nil {
+		l.t.Fatal(err)
+	}
+	var ip netip.Addr
+	nettest.Eventually(l.t, patience, "pod "+name+" to be ready", func() error {
+		p, err := l.client.CoreV1().Pods("default").Get(context.Background(), name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if p.Status.Phase != corev1.PodRunning {
+			return fmt.Errorf("status is %+v", p.Status)
+		}
+		ip, err = netip.ParseAddr(p.Status.PodIP)
+		return err
+	})
+	return ip, l.runtime.Get("uid-" + name).NetNS()
+}
+
+func (l *lab) ns(name string) *netns.NS {
+	l.t.Helper()
+	ns, err := l.runtime.NetNS(name)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return ns
+}
+
+func TestPodsReachEachOther(t *testing.T) {
+	l := newLab(t)
+	ipA, a := l.pod("a", "node1")
+	ipB, b := l.pod("b", "node2")
+	_, c := l.pod("c", "node1")
+	node1, node2 := l.nodes["node1"].NS(), l.nodes["node2"].NS()
+
+	took, from, err := send(t, a, b, ipB)
+	if err != nil || from != ipA {
+		t.Fatalf("across nodes: from %s, %v; want %s", from, err, ipA)
+	}
+	t.Logf("first packet between pods of two nodes: %s", took)
+	if took > 5*time.Millisecond {
+		t.Errorf("the first packet took %s, want under 5 ms", took)
+	}
+	for _, x := range []struct {
+		name     string
+		from, to *netns.NS
+		addr     netip.Addr
+		want     netip.Addr
+	}{
+		{"on one node", c, a, ipA, netip.MustParseAddr("10.244.1.3")},
+		{"node to its own pod", node1, a, ipA, one.IP},
+		{"node to a pod elsewhere", node1, b, ipB, one.IP},
+		{"pod to its node", a, node1, one.IP, ipA},
+		{"pod to another node", a, node2, two.IP, ipA},
+		{"outside to a node", l.ns(OutsideNS), node1, one.IP, outside},
+	} {
+		if _, from, err := send(t, x.from, x.to, x.addr); err != nil || from != x.want {
+			t.Errorf("%s: from %s, %v; want %s", x.name, from, err, x.want)
+		}
+	}
+	if _, _, err := send(t, l.ns(OutsideNS), a, ipA); !errors.Is(err, unix.ENETUNREACH) {
+		t.Errorf("outside to a pod: %v, want no route", err)
+	}
+	if _, _, err := send(t, a, l.ns(OutsideNS), netip.MustParseAddr("192.0.2.1")); err == nil {
+		t.Error("a pod reaches an address that is nowhere")
+	}
+}
+
+func TestNodeRegisters(t *testing.T) {
+	l := newLab(t)
+	nettest.Eventually(t, patience, "Node and Lease", func() error {
+		n, err := l.client.CoreV1().Nodes().Get(context.Background(), "node1", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		_, err = l.client.CoordinationV1().Leases("kube-node-lease").Get(context.Background(), "node1", metav1.GetOptions{})
+		if n.Spec.PodCIDR != one.PodCIDR.String() || n.Status.Addresses[0].Address != one.IP.String() || n.Status.NodeInfo.KubeletVersion != "v1.37.2-kplab" {
+			t.Errorf("node is %+v", n)
+		}
+		return err
+	})
+	// Marked by the lifecycle controller while it was silent: it speaks up.
+	n, err := l.client.CoreV1().Nodes().Get(context.Background(), "node1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n = n.DeepCopy()
+	for i := range n.Status.Conditions {
+		if n.Status.Conditions[i].Type == corev1.NodeReady {
+			n.Status.Conditions[i].Status = corev1.ConditionUnknown
+		}
+	}
+	if _, err := l.client.CoreV1().Nodes().UpdateStatus(context.Background(), n, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	nettest.Eventually(t, patience, "the node to be ready again", func() error {
+		n, err := l.client.CoreV1().Nodes().Get(context.Background(), "node1", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+				return nil
+			}
+		}
+		return errors.New("not ready")
+	})
+}
+
+// What a user takes away from a node comes back without anybody asking.
+func TestNodeHeals(t *testing.T) {
+	l := newLab(t)
+	ipA, a := l.pod("a", "node1")
+	ipB, b := l.pod("b", "node2")
+	node1 := l.nodes["node1"].NS()
+	veth := routed.LinkName("uid-a", "eth0")
+	for name, do := range map[string]func() error{
+		"route to the other node's pods": func() error { return delRoute(two.PodCIDR) },
+		"route to a pod":                 func() error { return delRoute(netip.PrefixFrom(ipA, 32)) },
+		"pod link down":                  func() error { return withLink(veth, netlink.LinkSetDown) },
+		"pod link gone":                  func() error { return withLink(veth, netlink.LinkDel) },
+		"uplink down":                    func() error { return withLink("eth0", netlink.LinkSetDown) },
+		"uplink address": func() error {
+			return withLink("eth0", func(l netlink.Link) error {
+				addr, err := netlink.ParseAddr("10.0.0.132/24")
+				if err != nil {
+					return err
+				}
+				return netlink.AddrDel(l, addr)
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			start := time.Now()
+			if err := node1.Do(do); err != nil {
+				t.Fatal(err)
+			}
+			nettest.Eventually(t, patience, "packets to flow again", func() error {
+				if _, _, err := send(t, b, a, ipA); err != nil {
+					return fmt.Errorf("b to a: %w", err)
+				}
+				if _, _, err := send(t, a, b, ipB); err != nil {
+					return fmt.Errorf("a to b: %w", err)
+				}
+				if _, from, err := send(t, node1, a, ipA); err != nil || from != one.IP {
+					return fmt.Errorf("node1 to a: from %s: %w", from, err)
+				}
+				return nil
+			})
+			t.Logf("healed within %s", time.Since(start))
+		})
+	}
+}
+
+func delRoute(dst netip.Prefix) error {
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return err
+	}
+	for _, r := range routes {
+		if r.Dst != nil && r.Dst.String() == dst.String() {
+			return netlink.RouteDel(&r)
+		}
+	}
+	return fmt.Errorf("no route to %s", dst)
+}
+
+// A node that joins later is reached by its object alone, and one that leaves is
+// not reached any more.
+func TestRoutesFollowNodeObjects(t *testing.T) {
+	l := newLab(t)
+	late := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "late"}}
+	late.Spec.PodCIDR = "10.244.9.0/24"
+	late.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.0.0.150"}}
+	if _, err := l.client.CoreV1().Nodes().Create(context.Background(), late, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	has := func() (found bool, err error) {
+		err = l.nodes["node1"].NS().Do(func() error {
+			routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Protocol: RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+			for _, r := range routes {
+				found = found || r.Dst.String() == "10.244.9.0/24" && r.Gw.String() == "10.0.0.150"
+			}
+			return err
+		})
+		return found, err
+	}
+	for _, want := range []bool{true, false} {
+		if !want {
+			if err := l.client.CoreV1().Nodes().Delete(context.Background(), "late", metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		nettest.Eventually(t, patience, fmt.Sprintf("the route to be there: %v", want), func() error {
+			got, err := has()
+			if err == nil && got != want {
+				err = fmt.Errorf("it is %v", got)
+			}
+			return err
+		})
+	}
+}
