@@ -217,3 +217,32 @@ func BenchmarkFirstApply(b *testing.B) {
 	}
 	b.ReportMetric(spent.Seconds()*1000/float64(b.N), "ms/apply")
 }
+
+// BenchmarkOneService adds a Service and takes it away again with everything
+// loaded: the shared chains change, too.
+func BenchmarkOneService(b *testing.B) {
+	nettest.NeedRoot(b)
+	nettest.Need(b, "iptables")
+	for _, n := range sizes(1000) {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			d := filled(n)
+			m := New(Options{NetNS: nettest.NewNS(b)})
+			svcs, eps := synthetic(n+1, 5)
+			d.SetSlice(eps[n])
+			apply(b, m, d.Decide(testFacts()))
+			var add, del time.Duration
+			for b.Loop() {
+				d.SetService(svcs[n])
+				start := time.Now()
+				apply(b, m, d.Decide(testFacts()))
+				add += time.Since(start)
+				d.DeleteService(svcs[n].Namespace, svcs[n].Name)
+				start = time.Now()
+				apply(b, m, d.Decide(testFacts()))
+				del += time.Since(start)
+			}
+			b.ReportMetric(add.Seconds()*1000/float64(b.N), "ms/add")
+			b.ReportMetric(del.Seconds()*1000/float64(b.N), "ms/delete")
+		})
+	}
+}
