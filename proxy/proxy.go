@@ -318,6 +318,10 @@ func (p *Proxy) sync(ctx context.Context) error {
 			p.status.Queued = start
 		}
 		p.mu.Unlock()
+		if ctx.Err() != nil {
+			// The tool was killed since the proxy stops; that is no failure of its.
+			return ctx.Err()
+		}
 		return err
 	}
 	now := p.clock.Now()
