@@ -51,7 +51,7 @@ func saveCmd(m *Mode) string {
 
 func dumpKernel(tb testing.TB, ns *netns.NS, m *Mode) []string {
 	tb.Helper()
-	out, err := execx.In(ns).Run(tb.Context(), execx.Cmd{Path: saveCmd(m)})
+	out, err := inNode(ns).Run(tb.Context(), execx.Cmd{Path: saveCmd(m)})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -194,7 +194,7 @@ func TestRestartTouchesNothing(t *testing.T) {
 			s := goldenSnapshot(t)
 			apply(t, mode(), s)
 			m := mode()
-			seen := &recorder{Runner: execx.In(ns)}
+			seen := &recorder{Runner: inNode(ns)}
 			m.exec = seen
 			apply(t, m, s)
 			for _, c := range seen.cmds {
@@ -231,7 +231,7 @@ func TestSmallChange(t *testing.T) {
 			}
 			m := mode()
 			apply(t, m, d.Decide(testFacts()))
-			seen := &recorder{Runner: execx.In(ns)}
+			seen := &recorder{Runner: inNode(ns)}
 			m.tool.exec = seen
 			changed := eps[3].DeepCopy()
 			changed.Endpoints = changed.Endpoints[1:]
@@ -265,7 +265,7 @@ func TestHeal(t *testing.T) {
 			before := dumpKernel(t, ns, m)
 			for _, args := range []string{"-t nat -F; -t nat -X", "-t filter -F; -t filter -X", "-t nat -F KUBE-SERVICES"} {
 				for _, one := range strings.Split(args, "; ") {
-					if _, err := execx.In(ns).Run(t.Context(), execx.Cmd{Path: strings.TrimSuffix(saveCmd(m), "-save"), Args: strings.Fields(one)}); err != nil {
+					if _, err := inNode(ns).Run(t.Context(), execx.Cmd{Path: strings.TrimSuffix(saveCmd(m), "-save"), Args: strings.Fields(one)}); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -294,7 +294,7 @@ func TestCleanup(t *testing.T) {
 			tool := strings.TrimSuffix(saveCmd(m), "-save")
 			foreign := "*filter\n:MINE - [0:0]\n:KUBE-KUBELET-CANARY - [0:0]\n-A INPUT -s 192.0.2.1/32 -j MINE\n-A MINE -m comment --comment \"jumps to KUBE-SERVICES\" -j DROP\n-A FORWARD -j ACCEPT\nCOMMIT\n" +
 				"*nat\n:CNI-HOSTPORT - [0:0]\n-A PREROUTING -p tcp -j CNI-HOSTPORT\n-A POSTROUTING -s 192.0.2.0/24 -j MASQUERADE\nCOMMIT\n*mangle\n-A OUTPUT -j MARK --set-xmark 0x1/0x1\nCOMMIT\n"
-			run := execx.In(ns)
+			run := inNode(ns)
 			if _, err := run.Run(t.Context(), execx.Cmd{Path: tool + "-restore", Stdin: []byte(foreign)}); err != nil {
 				t.Fatal(err)
 			}
@@ -342,7 +342,7 @@ func TestCleanupKeepsForeignJumps(t *testing.T) {
 			ns, mode := variant(t, v)
 			m := mode()
 			apply(t, m, goldenSnapshot(t))
-			run := execx.In(ns)
+			run := inNode(ns)
 			tool := strings.TrimSuffix(saveCmd(m), "-save")
 			if _, err := run.Run(t.Context(), execx.Cmd{Path: tool + "-restore", Args: []string{"--noflush"}, Stdin: []byte("*nat\n:MINE - [0:0]\n-A MINE -j KUBE-MARK-MASQ\nCOMMIT\n")}); err != nil {
 				t.Fatal(err)
@@ -367,7 +367,7 @@ func TestForeignRulesSurvive(t *testing.T) {
 		t.Run(string(v), func(t *testing.T) {
 			ns, mode := variant(t, v)
 			m := mode()
-			run := execx.In(ns)
+			run := inNode(ns)
 			tool := strings.TrimSuffix(saveCmd(m), "-save")
 			apply(t, m, goldenSnapshot(t))
 			for _, args := range []string{"-I INPUT -s 192.0.2.9/32 -j ACCEPT", "-t nat -A PREROUTING -s 192.0.2.9/32 -j ACCEPT", "-N MINE", "-D FORWARD 2"} {
@@ -399,7 +399,7 @@ func TestTwoFamilies(t *testing.T) {
 		t.Fatal(err)
 	}
 	apply(t, m, s)
-	out, err := execx.In(ns).Run(t.Context(), execx.Cmd{Path: "ip6tables-save"})
+	out, err := inNode(ns).Run(t.Context(), execx.Cmd{Path: "ip6tables-save"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -408,7 +408,7 @@ func TestTwoFamilies(t *testing.T) {
 	}
 	// A restart must find its own IPv6 text again, too.
 	again := New(Options{NetNS: ns, Variant: VariantNFT, Features: m.features})
-	seen := &recorder{Runner: execx.In(ns)}
+	seen := &recorder{Runner: inNode(ns)}
 	again.exec = seen
 	apply(t, again, s)
 	for _, c := range seen.cmds {
@@ -419,7 +419,7 @@ func TestTwoFamilies(t *testing.T) {
 	if err := m.Cleanup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if out, err = execx.In(ns).Run(t.Context(), execx.Cmd{Path: "ip6tables-save"}); err != nil || strings.Contains(string(out.Stdout), "KUBE-") {
+	if out, err = inNode(ns).Run(t.Context(), execx.Cmd{Path: "ip6tables-save"}); err != nil || strings.Contains(string(out.Stdout), "KUBE-") {
 		t.Errorf("after the clean-up, %v:\n%s", err, out.Stdout)
 	}
 }
@@ -464,4 +464,17 @@ func TestErrors(t *testing.T) {
 			t.Errorf("error is %v", err)
 		}
 	})
+}
+
+// unlocked runs the tools in a namespace without the lock file that the legacy
+// ones would make on the machine.
+type unlocked struct{ execx.Runner }
+
+func inNode(ns *netns.NS) execx.Runner { return unlocked{execx.In(ns)} }
+
+func (u unlocked) Run(ctx context.Context, c execx.Cmd) (execx.Result, error) {
+	if len(c.Env) == 0 {
+		c.Env = []string{"XTABLES_LOCKFILE=/dev/null"}
+	}
+	return u.Runner.Run(ctx, c)
 }
