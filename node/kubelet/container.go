@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -125,9 +124,15 @@ func (k *Kubelet) startContainer(ctx context.Context, p *pod, o *corev1.Pod, spe
 	if !resumed {
 		k.event(o, corev1.EventTypeNormal, "Pulled", "Container image %q already present on machine", spec.Image)
 	}
-	logPath, err := k.logPath(o, spec.Name, attempt)
-	if err != nil {
-		return err
+	if err := os.MkdirAll(k.podDir(o.UID), 0o755); err != nil {
+		return fmt.Errorf("make the pod's directory: %w", err)
+	}
+	logPath := k.logFileOf(o.UID, spec.Name, attempt)
+	if attempt > 1 {
+		// The last attempt's log is for `kubectl logs --previous`, older ones for none.
+		if err := os.Remove(k.logFileOf(o.UID, spec.Name, attempt-2)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove an old log: %w", err)
+		}
 	}
 	isProcess := len(spec.Command) > 0 || image.Process
 	var proc *sandbox.Process
@@ -288,18 +293,9 @@ func (k *Kubelet) terminationMessage(o *corev1.Pod, c *container, code int) stri
 		return strings.TrimSuffix(string(text[max(0, len(text)-most):]), "\n")
 	}
 	if code != 0 && spec.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError {
-		return logTail(filepath.Join(k.logDir(o), c.name, strconv.Itoa(c.attempt)+".log"), 80, 2048)
+		return logTail(k.logFileOf(o.UID, c.name, c.attempt), 80, 2048)
 	}
 	return ""
-}
-
-// logPath is where an attempt's output goes.
-func (k *Kubelet) logPath(o *corev1.Pod, name string, attempt int) (string, error) {
-	dir := filepath.Join(k.logDir(o), name)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("make the log directory: %w", err)
-	}
-	return filepath.Join(dir, strconv.Itoa(attempt)+".log"), nil
 }
 
 // containerID names an attempt. It follows from the pod, the container and the

@@ -48,8 +48,7 @@ func (k *Kubelet) exec(ctx context.Context, p *pod, o *corev1.Pod, spec *corev1.
 		return 0, err
 	}
 	if image, ok := workload.Lookup(spec.Image); ok && server {
-		c := k.workloadContext(p, o, spec, env, nowhere{})
-		content, err := k.contentMounts(o, spec, image, &c, attempt)
+		content, err := k.ownContent(o, spec, image, attempt)
 		if err != nil {
 			return 0, err
 		}

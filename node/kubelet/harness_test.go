@@ -252,7 +252,7 @@ func hasEvent(all []string, text string) bool {
 
 // log returns what a container has written.
 func (h *harness) log(p *corev1.Pod, container string, attempt int) string {
-	return logTail(filepath.Join(h.kubelet.logDir(p), container, fmt.Sprint(attempt)+".log"), 1000, 1<<20)
+	return logTail(h.kubelet.logFileOf(p.UID, container, attempt), 1000, 1<<20)
 }
 
 // eventuallyLog waits until the first container has written exactly this.

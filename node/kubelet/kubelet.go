@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -79,6 +80,8 @@ type Kubelet struct {
 	statusQueue workqueue.TypedRateLimitingInterface[types.UID]
 	witness     *settle.Witness
 	inFlight    atomic.Int64
+
+	images imageDirs
 
 	mu   sync.Mutex
 	pods map[types.UID]*pod
@@ -341,12 +344,13 @@ func (k *Kubelet) attachment(p *pod) cni.Attachment {
 	return a
 }
 
-// podDir is where a pod's volumes are.
+// podDir is where a pod's volumes, logs and other files are: one directory, because
+// making more would cost a pod as much as its network does.
 func (k *Kubelet) podDir(uid types.UID) string { return filepath.Join(k.cfg.Dir, "pods", string(uid)) }
 
-// logDir is where a pod's logs are: named for people, as upstream names it.
-func (k *Kubelet) logDir(p *corev1.Pod) string {
-	return filepath.Join(k.cfg.Dir, "logs", p.Namespace+"_"+p.Name+"_"+string(p.UID))
+// logFileOf is an attempt's log.
+func (k *Kubelet) logFileOf(uid types.UID, container string, attempt int) string {
+	return filepath.Join(k.podDir(uid), container+"."+strconv.Itoa(attempt)+".log")
 }
 
 // event records an event about a pod. Recording is asynchronous.

@@ -10,8 +10,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"strconv"
 	"sync"
 	"time"
 
@@ -122,7 +120,7 @@ func (k *Kubelet) logLocation(p *pod, o *corev1.Pod, name string, previous bool)
 			return "", fmt.Errorf("previous terminated container %q in pod %q not found", name, o.Name)
 		}
 	}
-	return filepath.Join(k.logDir(o), name, strconv.Itoa(attempt)+".log"), nil
+	return k.logFileOf(o.UID, name, attempt), nil
 }
 
 // readLog copies a log to w by the options. With Follow it goes on until ctx ends

@@ -64,9 +64,6 @@ func (k *Kubelet) rootOf(p *pod, o *corev1.Pod, spec *corev1.Container, attempt 
 	}
 	if spec.TerminationMessagePath != "" && attempt >= 0 {
 		file := k.messageFile(o.UID, spec.Name, attempt)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			return r, err
-		}
 		f, err := os.OpenFile(file, os.O_CREATE|os.O_WRONLY, 0o666)
 		if err != nil {
 			return r, err
@@ -139,7 +136,7 @@ func (r *rootFS) secure(o *corev1.Pod, spec *corev1.Container) {
 
 // messageFile is where a process leaves its termination message.
 func (k *Kubelet) messageFile(uid types.UID, name string, attempt int) string {
-	return filepath.Join(k.podDir(uid), "messages", name, strconv.Itoa(attempt))
+	return filepath.Join(k.podDir(uid), "message."+name+"."+strconv.Itoa(attempt))
 }
 
 // hostsFile writes /etc/hosts as upstream does.

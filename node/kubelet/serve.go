@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"sync"
 	"time"
 
@@ -58,12 +57,12 @@ func (k *Kubelet) serve(p *pod, o *corev1.Pod, spec *corev1.Container, image wor
 		return nil, err
 	}
 	c := k.workloadContext(p, o, spec, env, logs)
-	mounts, err := k.contentMounts(o, spec, image, &c, attempt)
+	content, err := k.contentOf(o, spec, image, attempt)
 	if err != nil {
 		return nil, errors.Join(err, logs.Close())
 	}
-	for _, m := range mounts {
-		c.Volumes[m.Target] = m.Source
+	for dir, host := range content {
+		c.Volumes[dir] = host
 	}
 	srv, err := image.New(c)
 	if err != nil {
@@ -99,16 +98,8 @@ func (k *Kubelet) serve(p *pod, o *corev1.Pod, spec *corev1.Container, image wor
 	return s, nil
 }
 
-// output is where a server writes.
-type output interface{ stream(name string) io.Writer }
-
-// nowhere drops it.
-type nowhere struct{}
-
-func (nowhere) stream(string) io.Writer { return io.Discard }
-
 // workloadContext is what a server gets to know.
-func (k *Kubelet) workloadContext(p *pod, o *corev1.Pod, spec *corev1.Container, env []string, logs output) workload.Context {
+func (k *Kubelet) workloadContext(p *pod, o *corev1.Pod, spec *corev1.Container, env []string, logs *logFile) workload.Context {
 	c := workload.Context{
 		Container: spec.Name, Image: spec.Image, Args: expandAll(spec.Args, envMap(env)), Env: env,
 		NetNS: k.netNS(p, o), Stdout: logs.stream("stdout"), Stderr: logs.stream("stderr"),

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,7 +30,7 @@ func (k *Kubelet) adopt(ctx context.Context) error {
 		p := k.pod(uid)
 		if p == nil {
 			k.log.Info("removing the sandbox of a pod that is gone", "pod", sb.Spec().Namespace+"/"+sb.Spec().Name)
-			errs = append(errs, k.cfg.Runtime.Remove(ctx, sb.Spec().ID), removeDirs(k.podDir(uid)))
+			errs = append(errs, k.cfg.Runtime.Remove(ctx, sb.Spec().ID), os.RemoveAll(k.podDir(uid)))
 			continue
 		}
 		p.mu.Lock()

@@ -43,7 +43,7 @@ func (k *Kubelet) finish(ctx context.Context, p *pod, o *corev1.Pod, gone bool) 
 		k.again(p, time.Second)
 		return
 	}
-	if err := removeDirs(k.podDir(p.uid), k.logDir(o)); err != nil {
+	if err := os.RemoveAll(k.podDir(p.uid)); err != nil {
 		k.log.Warn("a pod's files stay behind", "pod", o.Namespace+"/"+o.Name, "error", err)
 	}
 	p.mu.Lock()
@@ -222,13 +222,4 @@ func gracePeriod(o *corev1.Pod) int64 {
 		return *o.Spec.TerminationGracePeriodSeconds
 	}
 	return corev1.DefaultTerminationGracePeriodSeconds
-}
-
-func removeDirs(dirs ...string) error {
-	for _, d := range dirs {
-		if err := os.RemoveAll(d); err != nil {
-			return err
-		}
-	}
-	return nil
 }
