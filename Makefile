@@ -8,7 +8,11 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo -E)
 # One set of flags everywhere, so that one build cache serves all.
 export GOFLAGS := -buildvcs=false
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-LDFLAGS := -X github.com/kplab/kplab/cluster.version=$(VERSION)
+# The embedded kubectl wants to know which release it is; the libraries' v0.X is v1.X.
+KUBERNETES := $(shell $(GO) list -m -f '{{.Version}}' k8s.io/kubectl 2>/dev/null | sed 's/^v0/v1/')
+COMPONENT := k8s.io/component-base/version
+LDFLAGS := -X github.com/kplab/kplab/cluster.version=$(VERSION) -X $(COMPONENT).gitVersion=$(KUBERNETES) \
+	-X $(COMPONENT).gitMajor=1 -X $(COMPONENT).gitMinor=$(word 2,$(subst ., ,$(KUBERNETES)))
 # Everything but the commands runs under the race detector; the commands hold the
 # embedded kubectl, whose race build alone costs minutes.
 PACKAGES = $(shell $(GO) list ./... | grep -v /cmd/)

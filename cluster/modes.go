@@ -15,6 +15,9 @@ import (
 type ModeOptions struct {
 	// NetNS is the node's; nil for a mode that only renders.
 	NetNS *netns.NS
+	// Features of the kernel, found once for all nodes; nil for a mode that only
+	// renders.
+	Features *iptables.Features
 	// LockFile is the lock of the legacy iptables tools in that namespace.
 	LockFile string
 	// Journal keeps what the mode has to restore when it is cleaned up.
@@ -24,7 +27,7 @@ type ModeOptions struct {
 // ProxyModes is the list of the proxy modes, by the name that --proxy-mode takes.
 var ProxyModes = map[string]func(ModeOptions) proxy.Mode{
 	"iptables": func(o ModeOptions) proxy.Mode {
-		return iptables.New(iptables.Options{NetNS: o.NetNS, LockFile: o.LockFile, Journal: o.Journal})
+		return iptables.New(iptables.Options{NetNS: o.NetNS, Features: o.Features, LockFile: o.LockFile, Journal: o.Journal})
 	},
 }
 

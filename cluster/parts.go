@@ -17,10 +17,22 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 
+	"github.com/kplab/kplab/apiserver"
 	"github.com/kplab/kplab/controller"
 	"github.com/kplab/kplab/node"
 	"github.com/kplab/kplab/proxy"
+	"github.com/kplab/kplab/proxy/iptables"
 )
+
+// fabricConfig is the address plan as the fabric needs it.
+func (l *Lab) fabricConfig() node.FabricConfig {
+	n := l.cfg.Networking
+	cfg := node.FabricConfig{Runtime: l.runtime, Subnet: n.NodeSubnet, Outside: n.Outside, MTU: n.MTU, Log: l.log.With("part", "fabric")}
+	for _, c := range l.cfg.Nodes {
+		cfg.Nodes = append(cfg.Nodes, node.Peer{Name: c.Name, IP: c.Address, PodCIDR: c.PodCIDR})
+	}
+	return cfg
+}
 
 // startControllers makes every controller. They run once the informers do, in
 // awaitReady: a handler that registers late would miss the first list.
@@ -111,13 +123,18 @@ func (l *Lab) nodeConfig(n NodeConfig) (node.Config, error) {
 			ClientCAs:    l.api.ClientAuthorities(),
 			MinVersion:   tls.VersionTLS12,
 		},
-		Version: version,
-		Log:     l.log.With("node", n.Name),
+		Version:           version,
+		KubernetesVersion: apiserver.KubernetesVersion,
+		Log:               l.log.With("node", n.Name),
 	}, nil
 }
 
 // startProxies makes each node's Service proxy.
 func (l *Lab) startProxies(ctx context.Context) (string, error) {
+	features, err := iptables.Detect(ctx, iptables.VariantAuto)
+	if err != nil {
+		return "", err
+	}
 	for _, n := range l.cfg.Nodes {
 		ns, err := l.NetNS(n.Name)
 		if err != nil {
@@ -125,6 +142,7 @@ func (l *Lab) startProxies(ctx context.Context) (string, error) {
 		}
 		mode := ProxyModes[l.cfg.Proxy.Mode](ModeOptions{
 			NetNS:    ns,
+			Features: &features,
 			LockFile: l.paths.XtablesLock(n.Name),
 			Journal:  filepath.Join(l.paths.Runtime, "nodes", n.Name, "proxy.json"),
 		})

@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"io"
+	"log/slog"
 	"net/netip"
 	"os"
 	"strconv"
@@ -21,8 +22,7 @@ func sudoUser() (uid, gid int, ok bool) {
 
 // redirectKlog sends what the Kubernetes libraries say to the lab's log.
 func redirectKlog(w io.Writer) {
-	klog.LogToStderr(false)
-	klog.SetOutput(w)
+	klog.SetSlogLogger(slog.New(slog.NewTextHandler(w, nil)))
 }
 
 func addrs(a ...netip.Addr) []netip.Addr { return a }
