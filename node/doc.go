@@ -9,7 +9,8 @@
 //	   ├── …
 //	   └── outside namespace  eth0 10.0.0.200/24   no node, no pod: no route to either
 //
-// No namespace has a default route: nothing in a lab leaves it.
+// A node's default route leads to the fabric's bridge, which forwards nothing; the
+// client outside has none. So nothing in a lab leaves it.
 //
 // What a namespace takes over from the host is not to be relied on, so every
 // setting that matters is written before the first link exists ([settings] in

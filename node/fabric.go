@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 
@@ -101,7 +102,7 @@ func NewFabric(ctx context.Context, cfg FabricConfig) (*Fabric, error) {
 	}
 	var br rtnl.Link
 	err = f.conn.Do(new(rtnl.Batch).SetUp(1).
-		AddBridge(bridge, 0, cfg.MTU, switchMAC(cfg.Subnet.Masked().Addr())).Tolerate(unix.EEXIST).
+		AddBridge(bridge, 0, cfg.MTU, MAC(f.router().IP)).Tolerate(unix.EEXIST).
 		GetLink(bridge, &br))
 	if err == nil && !br.Up {
 		err = f.conn.Do(new(rtnl.Batch).SetUp(br.Index))
@@ -128,12 +129,29 @@ func NewFabric(ctx context.Context, cfg FabricConfig) (*Fabric, error) {
 // attachNode joins a node, with the way to all others.
 func (f *Fabric) attachNode(ctx context.Context, node Peer) (*Member, error) {
 	return f.Attach(ctx, NSName(node.Name), RoleNode, node.IP, func(b *rtnl.Batch, link int) {
+		toPeer(b, link, f.router())
 		for _, p := range f.cfg.Nodes {
 			if p.Name != node.Name {
 				toPeer(b, link, p)
 			}
 		}
 	})
+}
+
+// router is where the nodes' default routes lead: the bridge itself, which
+// forwards nothing. A node needs such a route, because the kernel looks up a way
+// to a ClusterIP before the rules that translate it are asked; and a packet that
+// no rule translates ends there in silence, as on a cluster's own router.
+func (f *Fabric) router() Peer {
+	ip := f.cfg.Subnet.Masked().Addr().Next()
+	for f.taken(ip) {
+		ip = ip.Next()
+	}
+	return Peer{Name: "router", IP: ip, PodCIDR: netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
+}
+
+func (f *Fabric) taken(ip netip.Addr) bool {
+	return ip == f.cfg.Outside || slices.ContainsFunc(f.cfg.Nodes, func(p Peer) bool { return p.IP == ip })
 }
 
 // Close closes the handles. The bridge, its ports and all members stay.

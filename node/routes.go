@@ -20,10 +20,11 @@ import (
 // node removes one that it no longer wants only when it bears the mark.
 const RouteProtocol = 107
 
-// peers returns the other nodes: those of the API, and those of the fabric that the
+// peers returns where the node has routes to: the fabric's router, and the other
+// nodes: those of the API, and those of the fabric that the
 // API does not have (yet): they are there, whoever deleted their object.
 func (n *Node) peers() []Peer {
-	var all []Peer
+	all := []Peer{n.cfg.Fabric.router()}
 	known := map[string]bool{n.cfg.Name: true}
 	for _, obj := range n.nodes.GetStore().List() {
 		node, ok := obj.(*corev1.Node)

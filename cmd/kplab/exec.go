@@ -28,24 +28,30 @@ lab's; for a pod's own files use kubectl exec.
 
 ` + whereHelp,
 		Args: func(cmd *cobra.Command, args []string) error {
-			switch dash := cmd.ArgsLenAtDash(); {
-			case len(args) == 0 || dash == 0:
+			switch command := afterDash(args); {
+			case len(args) == 0 || args[0] == "--":
 				return usageError{fmt.Errorf("%s: missing WHERE", cmd.CommandPath())}
-			case dash > 1:
-				return usageError{fmt.Errorf("%s: unexpected argument %q before --", cmd.CommandPath(), args[1])}
-			case len(args) == 1:
+			case len(command) == 0:
 				return usageError{fmt.Errorf("%s: missing COMMAND, as in: kplab exec %s -- ip addr", cmd.CommandPath(), args[0])}
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return runIn(g.name, cluster.Place{Where: args[0], Namespace: namespace}, args[1:], nil)
+			return runIn(g.name, cluster.Place{Where: args[0], Namespace: namespace}, afterDash(args), nil)
 		},
 	}
-	// So that `kplab exec node1 ls -l` works without the dashes too.
+	// Flags after WHERE are the command's, with the dashes or without.
 	cmd.Flags().SetInterspersed(false)
 	cmd.Flags().StringVarP(&namespace, "namespace", "n", "default", "namespace of a pod that is named without one")
 	return cmd
+}
+
+// afterDash returns what follows WHERE, without the dashes that may part the two.
+func afterDash(args []string) []string {
+	if len(args) > 1 && args[1] == "--" {
+		return args[2:]
+	}
+	return args[min(1, len(args)):]
 }
 
 func newShellCommand(g *globals) *cobra.Command {
