@@ -20,7 +20,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
@@ -35,8 +34,8 @@ const IfName = "eth0"
 
 // Config says where a node's network is described.
 type Config struct {
-	// ConfDir holds the configuration; of several files the first by name wins,
-	// as with other runtimes.
+	// ConfDir holds the configuration, a .conflist; of several the first by name
+	// wins, as with other runtimes.
 	ConfDir string
 	// StateDir is where libcni keeps what it was answered, for CHECK and DEL. A
 	// directory in memory that ends with the sandboxes is best.
@@ -76,7 +75,7 @@ type Result struct {
 // Load reads the configuration. A directory without a usable one is an error that
 // names the directory.
 func Load(cfg Config) (*Network, error) {
-	files, err := libcni.ConfFiles(cfg.ConfDir, []string{".conf", ".conflist", ".json"})
+	files, err := libcni.ConfFiles(cfg.ConfDir, []string{".conflist"})
 	if err != nil {
 		return nil, fmt.Errorf("read the network configuration in %s: %w", cfg.ConfDir, err)
 	}
@@ -84,32 +83,16 @@ func Load(cfg Config) (*Network, error) {
 		return nil, fmt.Errorf("no network configuration in %s: write a .conflist there", cfg.ConfDir)
 	}
 	slices.Sort(files)
-	list, err := loadList(files[0])
+	list, err := libcni.NetworkConfFromFile(files[0])
+	if err == nil && len(list.Plugins) == 0 {
+		err = errors.New("the list names no plugin")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("network configuration %s: %w", files[0], err)
 	}
 	n := &Network{list: list, routed: routed.New(cfg.NodeNS)}
 	n.lib = libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, cfg.StateDir, newSeam(n.routed, cfg.NodeNS, cfg.Log))
 	return n, nil
-}
-
-func loadList(file string) (*libcni.NetworkConfigList, error) {
-	if strings.HasSuffix(file, ".conflist") {
-		list, err := libcni.NetworkConfFromFile(file)
-		if err == nil && len(list.Plugins) == 0 {
-			err = errors.New("the list names no plugin")
-		}
-		return list, err
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	one, err := libcni.NetworkPluginConfFromBytes(text)
-	if err != nil {
-		return nil, err
-	}
-	return libcni.ConfListFromConf(one)
 }
 
 // Close closes what the network keeps open. Attachments stay.

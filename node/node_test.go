@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"strings"
@@ -32,8 +33,9 @@ type spaces struct {
 	all     map[string]*netns.NS
 }
 
-func newSpaces(t testing.TB, hostile bool) *spaces {
-	return &spaces{t: t, hostile: hostile, all: map[string]*netns.NS{}}
+func newSpaces(tb testing.TB, hostile bool) *spaces {
+	tb.Helper()
+	return &spaces{t: tb, hostile: hostile, all: map[string]*netns.NS{}}
 }
 
 func (s *spaces) CreateNetNS(name string) (*netns.NS, error) {
@@ -84,15 +86,15 @@ func fabricConfig(rt Namespaces) FabricConfig {
 	}
 }
 
-func newFabric(t testing.TB, rt Namespaces) *Fabric {
-	t.Helper()
+func newFabric(tb testing.TB, rt Namespaces) *Fabric {
+	tb.Helper()
 	f, err := NewFabric(context.Background(), fabricConfig(rt))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := f.Close(); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return f
@@ -100,8 +102,8 @@ func newFabric(t testing.TB, rt Namespaces) *Fabric {
 
 // send sends a datagram from one namespace to an address of another and returns how
 // long it took and where it came from.
-func send(t testing.TB, from, to *netns.NS, addr netip.Addr) (time.Duration, netip.Addr, error) {
-	t.Helper()
+func send(tb testing.TB, from, to *netns.NS, addr netip.Addr) (time.Duration, netip.Addr, error) {
+	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	l, err := to.ListenPacket(ctx, "udp4", netip.AddrPortFrom(addr, 9).String())
@@ -147,24 +149,54 @@ func TestFabricCarriesPacketsAtOnce(t *testing.T) {
 	t.Logf("first packet from outside: %s", took)
 }
 
-func TestNothingHasADefaultRoute(t *testing.T) {
+// Nothing leaves a lab: the nodes' default routes end at the bridge, and nobody
+// else has one.
+func TestDefaultRoutesLeadNowhere(t *testing.T) {
 	nettest.NeedRoot(t)
 	rt := newSpaces(t, false)
 	newFabric(t, rt)
 	for name, ns := range rt.all {
 		if err := ns.Do(func() error {
-			routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+			routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
 			for _, r := range routes {
-				if r.Dst == nil || strings.HasSuffix(r.Dst.String(), "/0") {
+				if r.Dst.String() == "0.0.0.0/0" && (!strings.HasPrefix(name, "node-") || r.Gw.String() != "10.0.0.1") {
 					t.Errorf("%s has the default route %v", name, r)
 				}
-				if name == OutsideNS && r.Dst != nil && strings.HasPrefix(r.Dst.String(), "10.244.") {
+				if name == OutsideNS && strings.HasPrefix(r.Dst.String(), "10.244.") {
 					t.Errorf("outside has the route %v", r)
 				}
 			}
 			return err
 		}); err != nil {
 			t.Fatal(err)
+		}
+	}
+	// What takes the default route reaches the fabric's namespace and goes no further.
+	ctx := t.Context()
+	var listeners []net.PacketConn
+	for _, ns := range rt.all {
+		l, err := ns.ListenPacket(ctx, "udp4", ":9")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = l.Close() }()
+		listeners = append(listeners, l)
+	}
+	for _, to := range []string{"10.0.0.1:9", "10.96.0.1:9", "192.0.2.1:9"} {
+		c, err := rt.all[NSName("node1")].Dial(ctx, "udp4", to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write([]byte("x")); err != nil {
+			t.Errorf("send to %s: %v", to, err)
+		}
+		_ = c.Close()
+	}
+	deadline := time.Now().Add(100 * time.Millisecond)
+	for _, l := range listeners {
+		_ = l.SetReadDeadline(deadline)
+		if _, from, err := l.ReadFrom(make([]byte, 4)); err == nil {
+			t.Errorf("a packet from %s arrived at %s", from, l.LocalAddr())
 		}
 	}
 }
@@ -335,6 +367,7 @@ func BenchmarkFabricRatio(b *testing.B) {
 }
 
 func rawFabric(b *testing.B) (clean func()) {
+	b.Helper()
 	var spaces []*netns.NS
 	var conns []*rtnl.Conn
 	open := func(forward bool) (*netns.NS, *rtnl.Conn) {

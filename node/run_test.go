@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -40,11 +39,7 @@ type lab struct {
 func newLab(t *testing.T) *lab {
 	t.Helper()
 	nettest.NeedRoot(t)
-	// Not t.TempDir: the end of the lab unmounts what is in it.
-	dir, err := os.MkdirTemp("", "node")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := t.TempDir()
 	l := &lab{t: t, client: fake.NewClientset(), nodes: map[string]*Node{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	var ends []chan error
@@ -58,10 +53,8 @@ func newLab(t *testing.T) *lab {
 		if err := l.runtime.Destroy(context.Background()); err != nil {
 			t.Error(err)
 		}
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
 	})
+	var err error
 	if l.runtime, err = sandbox.Open(sandbox.Config{Dir: filepath.Join(dir, "run")}); err != nil {
 		t.Fatal(err)
 	}

@@ -13,18 +13,18 @@ import (
 	"testing"
 )
 
-func open(t testing.TB, cfg Config) *Pool {
-	t.Helper()
+func open(tb testing.TB, cfg Config) *Pool {
+	tb.Helper()
 	if cfg.Dir == "" {
-		cfg.Dir = t.TempDir()
+		cfg.Dir = tb.TempDir()
 	}
 	p, err := Open(cfg)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := p.Close(); err != nil {
-			t.Errorf("close: %v", err)
+			tb.Errorf("close: %v", err)
 		}
 	})
 	return p
@@ -32,11 +32,11 @@ func open(t testing.TB, cfg Config) *Pool {
 
 func owner(n int) Owner { return Owner{ID: fmt.Sprintf("pod-%d", n), IfName: "eth0"} }
 
-func mustAllocate(t testing.TB, p *Pool, o Owner) netip.Addr {
-	t.Helper()
+func mustAllocate(tb testing.TB, p *Pool, o Owner) netip.Addr {
+	tb.Helper()
 	a, err := p.Allocate(o)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return a
 }

@@ -5,7 +5,6 @@ package routed
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -22,15 +21,11 @@ import (
 // beforehand. "x-raw" is the ratio of the two.
 func BenchmarkAddRatio(b *testing.B) {
 	nettest.NeedRoot(b)
-	n := newNode(b, "10.0.0.132", "10.244.0.0/16")
+	n := newNode(b, "10.244.0.0/16")
 	// As on a lab: reservations live under the runtime directory, in memory.
-	dir, err := os.MkdirTemp("/dev/shm", "kplab-bench")
-	if err != nil {
-		b.Skip(err)
-	}
-	b.Cleanup(func() { _ = os.RemoveAll(dir) })
-	n.conf["dataDir"] = filepath.Join(dir, "ipam")
-	raw := newNode(b, "10.0.0.132", "10.244.0.0/16")
+	b.Setenv("TMPDIR", "/dev/shm")
+	n.conf["dataDir"] = filepath.Join(b.TempDir(), "ipam")
+	raw := newNode(b, "10.244.0.0/16")
 	rawNode, err := rtnl.DialIn(raw.ns)
 	if err != nil {
 		b.Fatal(err)
@@ -63,6 +58,7 @@ func BenchmarkAddRatio(b *testing.B) {
 }
 
 func rawWire(b *testing.B, node, pod *rtnl.Conn, ns *netns.NS, name string, ip netip.Addr) {
+	b.Helper()
 	var host, l rtnl.Link
 	gw := netip.PrefixFrom(Gateway(), 32)
 	if err := node.Do(new(rtnl.Batch).AddVeth(rtnl.Veth{

@@ -26,6 +26,9 @@ import (
 
 func TestMain(m *testing.M) { nettest.Main(m) }
 
+// nodeIP is the address of every node here.
+const nodeIP = "10.0.0.132"
+
 // node is a namespace with a node IP on its loopback link, and the plugin.
 type node struct {
 	*Plugin
@@ -33,9 +36,9 @@ type node struct {
 	conf map[string]any
 }
 
-func newNode(t testing.TB, ip, subnet string) *node {
-	t.Helper()
-	ns := nettest.NewNS(t)
+func newNode(tb testing.TB, subnet string) *node {
+	tb.Helper()
+	ns := nettest.NewNS(tb)
 	err := ns.Do(func() error {
 		for _, s := range []string{"ipv4/ip_forward", "ipv6/conf/all/disable_ipv6"} {
 			if err := os.WriteFile("/proc/sys/net/"+s, []byte("1"), 0); err != nil {
@@ -46,29 +49,29 @@ func newNode(t testing.TB, ip, subnet string) *node {
 		if err != nil {
 			return err
 		}
-		addr, err := netlink.ParseAddr(ip + "/32")
+		addr, err := netlink.ParseAddr(nodeIP + "/32")
 		if err != nil {
 			return err
 		}
 		return netlink.AddrAdd(lo, addr)
 	})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	p := New(ns)
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := p.Close(); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	return &node{Plugin: p, ns: ns, conf: map[string]any{
-		"cniVersion": "1.1.0", "name": "pods", "type": Type, "subnet": subnet, "nodeIP": ip,
-		"dataDir": filepath.Join(t.TempDir(), "ipam"), "keepLinks": true,
+		"cniVersion": "1.1.0", "name": "pods", "type": Type, "subnet": subnet, "nodeIP": nodeIP,
+		"dataDir": filepath.Join(tb.TempDir(), "ipam"), "keepLinks": true,
 	}}
 }
 
-func (n *node) call(t testing.TB, command, id string, pod *netns.NS, extra map[string]any) ([]byte, error) {
-	t.Helper()
+func (n *node) call(tb testing.TB, command, id string, pod *netns.NS, extra map[string]any) ([]byte, error) {
+	tb.Helper()
 	conf := map[string]any{}
 	for _, m := range []map[string]any{n.conf, extra} {
 		for k, v := range m {
@@ -77,7 +80,7 @@ func (n *node) call(t testing.TB, command, id string, pod *netns.NS, extra map[s
 	}
 	stdin, err := json.Marshal(conf)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	path := "/gone"
 	if pod != nil {
@@ -89,19 +92,19 @@ func (n *node) call(t testing.TB, command, id string, pod *netns.NS, extra map[s
 	})
 }
 
-func (n *node) add(t testing.TB, id string, pod *netns.NS) (netip.Addr, []byte) {
-	t.Helper()
-	out, err := n.call(t, "ADD", id, pod, nil)
+func (n *node) add(tb testing.TB, id string, pod *netns.NS) (netip.Addr, []byte) {
+	tb.Helper()
+	out, err := n.call(tb, "ADD", id, pod, nil)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	res, err := types100.NewResult(out)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	r, err := types100.GetResult(res)
 	if err != nil || len(r.IPs) != 1 || r.CNIVersion != "1.1.0" {
-		t.Fatalf("result %s: %v", out, err)
+		tb.Fatalf("result %s: %v", out, err)
 	}
 	ip, _ := netip.AddrFromSlice(r.IPs[0].Address.IP)
 	return ip.Unmap(), out
@@ -109,13 +112,13 @@ func (n *node) add(t testing.TB, id string, pod *netns.NS) (netip.Addr, []byte) 
 
 // ping sends one UDP datagram from a to addr, which must be in b, and returns how
 // long it took to arrive and from where it came.
-func ping(t testing.TB, a, b *netns.NS, addr netip.Addr) (time.Duration, netip.Addr, error) {
-	t.Helper()
+func ping(tb testing.TB, a, b *netns.NS, addr netip.Addr) (time.Duration, netip.Addr, error) {
+	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	l, err := b.ListenPacket(ctx, "udp4", netip.AddrPortFrom(addr, 9).String())
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
 	c, err := a.Dial(ctx, "udp4", netip.AddrPortFrom(addr, 9).String())
@@ -124,7 +127,7 @@ func ping(t testing.TB, a, b *netns.NS, addr netip.Addr) (time.Duration, netip.A
 	}
 	defer func() { _ = c.Close() }()
 	if err := l.SetReadDeadline(time.Now().Add(3 * time.Second)); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	start := time.Now()
 	if _, err := c.Write([]byte("x")); err != nil {
@@ -140,7 +143,7 @@ func ping(t testing.TB, a, b *netns.NS, addr netip.Addr) (time.Duration, netip.A
 func TestAddCarriesPacketsAtOnce(t *testing.T) {
 	nettest.NeedRoot(t)
 	nettest.LeakCheck(t)
-	n := newNode(t, "10.0.0.132", "10.244.1.0/24")
+	n := newNode(t, "10.244.1.0/24")
 	a, b := nettest.NewNS(t), nettest.NewNS(t)
 	ipA, _ := n.add(t, "a", a)
 	ipB, _ := n.add(t, "b", b)
@@ -166,7 +169,7 @@ func TestAddCarriesPacketsAtOnce(t *testing.T) {
 func TestAddIsRepeatableAndHeals(t *testing.T) {
 	nettest.NeedRoot(t)
 	nettest.LeakCheck(t)
-	n := newNode(t, "10.0.0.132", "10.244.1.0/24")
+	n := newNode(t, "10.244.1.0/24")
 	pod := nettest.NewNS(t)
 	ip, out := n.add(t, "a", pod)
 	if _, again := n.add(t, "a", pod); string(again) != string(out) {
@@ -242,7 +245,7 @@ func eachLink(name string, fn func(netlink.Link) error) error {
 func TestDelAfterTheNamespaceIsGone(t *testing.T) {
 	nettest.NeedRoot(t)
 	nettest.LeakCheck(t)
-	n := newNode(t, "10.0.0.132", "10.244.1.0/29")
+	n := newNode(t, "10.244.1.0/29")
 	pod := nettest.NewNS(t)
 	n.add(t, "a", pod)
 	if err := pod.Close(); err != nil {
@@ -277,7 +280,7 @@ func TestDelAfterTheNamespaceIsGone(t *testing.T) {
 func TestDelWhileTheNamespaceLives(t *testing.T) {
 	nettest.NeedRoot(t)
 	nettest.LeakCheck(t)
-	n := newNode(t, "10.0.0.132", "10.244.1.0/29") // five addresses
+	n := newNode(t, "10.244.1.0/29") // five addresses
 	pods := make([]*netns.NS, 5)
 	var last netip.Addr
 	for i := range pods {
@@ -322,7 +325,7 @@ func TestDelWhileTheNamespaceLives(t *testing.T) {
 func TestGCAndDelRemoveTheLink(t *testing.T) {
 	nettest.NeedRoot(t)
 	nettest.LeakCheck(t)
-	n := newNode(t, "10.0.0.132", "10.244.1.0/24")
+	n := newNode(t, "10.244.1.0/24")
 	n.conf["keepLinks"] = false
 	for _, id := range []string{"a", "b"} {
 		n.add(t, id, nettest.NewNS(t))
@@ -334,7 +337,7 @@ func TestGCAndDelRemoveTheLink(t *testing.T) {
 			if errors.As(err, &nf) {
 				return nil
 			}
-			return fmt.Errorf("link of %s is there (%v)", id, err)
+			return errors.Join(fmt.Errorf("the link of %s is there", id), err)
 		})
 	}
 	valid := []types.GCAttachment{{ContainerID: "b", IfName: "eth0"}}
@@ -365,7 +368,7 @@ func TestHostileParentSettings(t *testing.T) {
 			}); err != nil {
 				t.Fatal(err)
 			}
-			newNode(t, "10.0.0.132", "10.244.1.0/24").add(t, "a", pod)
+			newNode(t, "10.244.1.0/24").add(t, "a", pod)
 			if err := pod.Do(func() error {
 				for _, s := range []string{"ip_forward", "conf/default/forwarding", "conf/eth0/forwarding", "conf/lo/forwarding"} {
 					b, err := os.ReadFile("/proc/sys/net/ipv4/" + s)
@@ -386,7 +389,7 @@ func TestHostileParentSettings(t *testing.T) {
 
 func TestStatusVersionAndBadInput(t *testing.T) {
 	nettest.NeedRoot(t)
-	n := newNode(t, "10.0.0.132", "10.244.1.0/24")
+	n := newNode(t, "10.244.1.0/24")
 	if _, err := n.call(t, "STATUS", "", nil, nil); err != nil {
 		t.Errorf("STATUS: %v", err)
 	}

@@ -53,23 +53,16 @@ type harness struct {
 
 var nodeIP = netip.MustParseAddr("10.0.0.132")
 
-func newHarness(t testing.TB) *harness {
-	t.Helper()
-	nettest.NeedRoot(t)
-	// Not t.TempDir: the end of the harness unmounts what is in it.
-	dir, err := os.MkdirTemp("", "kubelet")
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := &harness{t: t, dir: dir, client: fake.NewClientset(), events: record.NewFakeRecorder(10000)}
+func newHarness(tb testing.TB) *harness {
+	tb.Helper()
+	nettest.NeedRoot(tb)
+	dir := tb.TempDir()
+	h := &harness{t: tb, dir: dir, client: fake.NewClientset(), events: record.NewFakeRecorder(10000)}
 	h.events.IncludeObject = false
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		h.stop()
 		if err := sandbox.Destroy(context.Background(), filepath.Join(dir, "run")); err != nil {
-			t.Errorf("destroy: %v", err)
-		}
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
+			tb.Errorf("destroy: %v", err)
 		}
 	})
 	h.start()
@@ -250,16 +243,16 @@ func hasEvent(all []string, text string) bool {
 	return slices.ContainsFunc(all, func(e string) bool { return strings.Contains(e, text) })
 }
 
-// log returns what a container has written.
-func (h *harness) log(p *corev1.Pod, container string, attempt int) string {
-	return logTail(h.kubelet.logFileOf(p.UID, container, attempt), 1000, 1<<20)
+// log returns what the first attempt of the first container has written.
+func (h *harness) log(p *corev1.Pod) string {
+	return logTail(h.kubelet.logFileOf(p.UID, p.Spec.Containers[0].Name, 0), 1000, 1<<20)
 }
 
 // eventuallyLog waits until the first container has written exactly this.
 func (h *harness) eventuallyLog(p *corev1.Pod, want string) {
 	h.t.Helper()
 	nettest.Eventually(h.t, patience, "the output", func() error {
-		if got := h.log(p, p.Spec.Containers[0].Name, 0); got != want {
+		if got := h.log(p); got != want {
 			return fmt.Errorf("it is %q, want %q", got, want)
 		}
 		return nil

@@ -4,7 +4,6 @@ package kubelet
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -357,7 +356,3 @@ func (k *Kubelet) logFileOf(uid types.UID, container string, attempt int) string
 func (k *Kubelet) event(p *corev1.Pod, kind, reason, format string, args ...any) {
 	k.cfg.Recorder.Eventf(p, kind, reason, format, args...)
 }
-
-// errWait says that a step cannot be done yet and that something else puts the pod
-// back into the queue.
-var errWait = errors.New("waiting")

@@ -62,8 +62,8 @@ func TestBuiltInPodBecomesReady(t *testing.T) {
 	if writes != 1 {
 		t.Errorf("the way to Ready took %d status writes, want 1", writes)
 	}
-	if !strings.Contains(h.log(p, "main", 0), "GET / HTTP/1.1") {
-		t.Errorf("no access log: %q", h.log(p, "main", 0))
+	if !strings.Contains(h.log(p), "GET / HTTP/1.1") {
+		t.Errorf("no access log: %q", h.log(p))
 	}
 }
 
@@ -78,7 +78,7 @@ func TestProcessRunsToItsEnd(t *testing.T) {
 	if st == nil || st.ExitCode != 3 || st.Reason != "Error" || st.Message != "bye" {
 		t.Errorf("terminated state is %+v", st)
 	}
-	if text := h.log(p, "main", 0); !strings.Contains(text, "hello from job") || !strings.Contains(text, "oops") {
+	if text := h.log(p); !strings.Contains(text, "hello from job") || !strings.Contains(text, "oops") {
 		t.Errorf("log is %q", text)
 	}
 	nettest.Eventually(t, patience, "the sandbox to be gone", func() error {
@@ -291,7 +291,7 @@ func TestHostNetwork(t *testing.T) {
 		t.Errorf("pod IP is %s, want the node's", p.Status.PodIP)
 	}
 	nettest.Eventually(t, patience, "the output", func() error {
-		if text := h.log(p, "main", 0); !strings.Contains(text, nodeIP.String()) {
+		if text := h.log(p); !strings.Contains(text, nodeIP.String()) {
 			return fmt.Errorf("log is %q", text)
 		}
 		return nil

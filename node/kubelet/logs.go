@@ -164,8 +164,8 @@ func readLog(ctx context.Context, path string, opts *corev1.PodLogOptions, done 
 		chunk, err := r.ReadBytes('\n')
 		part = append(part, chunk...)
 		if err == nil {
-			if stop, err := out.line(part); stop || err != nil {
-				return err
+			if out.line(part) {
+				return nil
 			}
 			part = part[:0]
 			continue
@@ -199,14 +199,15 @@ type logWriter struct {
 	left  int64 // bytes that may still be written; below 0 for no limit
 }
 
-// line writes one raw line and reports whether the limit is reached.
-func (o *logWriter) line(raw []byte) (bool, error) {
+// line writes one raw line and reports whether that was all: the limit is reached
+// or the reader has gone.
+func (o *logWriter) line(raw []byte) bool {
 	l, ok := parseLogLine(raw)
 	if !ok || l.at.Before(o.since) {
-		return false, nil
+		return false
 	}
 	if s := o.opts.Stream; s != nil && *s != corev1.LogStreamAll && (*s == corev1.LogStreamStderr) != l.stderr {
-		return false, nil
+		return false
 	}
 	text := l.text
 	if o.opts.Timestamps {
@@ -216,12 +217,12 @@ func (o *logWriter) line(raw []byte) (bool, error) {
 		text = text[:o.left]
 	}
 	if _, err := o.w.Write(text); err != nil {
-		return true, nil // the reader has gone
+		return true
 	}
 	if o.left >= 0 {
 		o.left -= int64(len(text))
 	}
-	return o.left == 0, nil
+	return o.left == 0
 }
 
 func (o *logWriter) flush() error {

@@ -37,8 +37,6 @@ type pod struct {
 	blocked string
 	tries   int
 
-	mounted bool
-
 	// end is set once the pod is on its way out.
 	end *ending
 

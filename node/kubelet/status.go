@@ -28,7 +28,11 @@ func (k *Kubelet) updateStatus(p *pod) {
 	}
 	want := k.statusOf(p, o, base)
 	write := !p.gone && (!p.removed || len(o.Finalizers) > 0) && !apiequality.Semantic.DeepEqual(want, base)
-	p.want = want
+	if p.want == nil || !apiequality.Semantic.DeepEqual(want, p.want) {
+		// The same pointer for the same content: it tells a write under way that
+		// nothing has changed since.
+		p.want = want
+	}
 	if write {
 		p.dirty = true
 	}

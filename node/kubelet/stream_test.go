@@ -121,7 +121,7 @@ func TestLogs(t *testing.T) {
 	h.create(newTestPod("talk", "busybox", "sh", "-c", "echo 1; echo 2; echo 3; while [ ! -e /tmp/go ]; do sleep 0.1; done; echo 4; exit 0"))
 	p := h.until("talk", "ready", isReady)
 	nettest.Eventually(t, patience, "three lines", func() error {
-		if !strings.Contains(h.log(p, "main", 0), "3\n") {
+		if !strings.Contains(h.log(p), "3\n") {
 			return errors.New("not yet")
 		}
 		return nil
