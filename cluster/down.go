@@ -76,7 +76,7 @@ func Down(ctx context.Context, name string, opts DownOptions) (DownResult, error
 		if beforeErr != nil {
 			return r, fmt.Errorf("lab %q is down, but there is nothing to compare with: %w", name, beforeErr)
 		}
-		if r.Proof, err = prove(ctx, before); err != nil {
+		if r.Proof, err = prove(ctx, paths, before); err != nil {
 			return r, fmt.Errorf("lab %q is down, but the proof failed: %w", name, err)
 		}
 	}
@@ -85,12 +85,12 @@ func Down(ctx context.Context, name string, opts DownOptions) (DownResult, error
 
 // prove compares until the host is as it was, or for a second: the kernel ends
 // a namespace after the call that dropped it has returned.
-func prove(ctx context.Context, before HostState) (*Proof, error) {
+func prove(ctx context.Context, paths Paths, before HostState) (*Proof, error) {
 	deadline := time.Now().Add(time.Second)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for ; ; <-tick.C {
-		now, err := ReadHost()
+		now, err := ReadHost(paths)
 		if err != nil {
 			return nil, err
 		}

@@ -18,6 +18,8 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
+
+	"github.com/kplab/kplab/sandbox"
 )
 
 // HostState is what of the host a lab could have changed: taken before a lab
@@ -46,19 +48,20 @@ var volatileSysctls = []string{
 	"/proc/sys/net/ipv6/conf/*/stable_secret",
 }
 
-// ReadHost takes the snapshot, in the network namespace of the caller. The
-// process that asks is left out of its own list, and so is the one that started
-// it.
-func ReadHost() (HostState, error) {
+// ReadHost takes the snapshot for the lab at paths, in the network namespace of
+// the caller. What other labs have on the host is left out, by their records: they
+// come and go while this one is watched.
+func ReadHost(paths Paths) (HostState, error) {
+	others := otherLabs(paths)
 	h := HostState{}
 	var errs []error
 	for name, read := range map[string]func() ([]string, error){
-		factNamespaces: hostNamespaces,
+		factNamespaces: others.hostNamespaces,
 		factLinks:      hostLinks,
 		factRoutes:     hostRoutes,
 		factRules:      hostPacketRules,
-		factMounts:     hostMounts,
-		factProcesses:  hostProcesses,
+		factMounts:     others.hostMounts,
+		factProcesses:  others.hostProcesses,
 		factSysctls:    hostSysctls,
 		factModules:    hostModules,
 	} {
@@ -124,12 +127,12 @@ func (p Proof) String() string {
 	return b.String()
 }
 
-func saveHost(path string) error {
-	h, err := ReadHost()
+func saveHost(paths Paths) error {
+	h, err := ReadHost(paths)
 	if err != nil {
 		return err
 	}
-	return writeJSON(path, h)
+	return writeJSON(paths.HostBefore(), h)
 }
 
 func loadHost(path string) (HostState, error) {
@@ -141,12 +144,44 @@ func loadHost(path string) (HostState, error) {
 	return h, json.Unmarshal(data, &h)
 }
 
+// labs is what the records of other labs on this host name as theirs.
+type labs struct {
+	dirs    []string
+	daemons map[string]bool // by pid
+	pinned  map[string]bool // network namespaces, as /proc shows them
+}
+
+// otherLabs reads the records beside the lab at paths.
+func otherLabs(paths Paths) labs {
+	l := labs{daemons: map[string]bool{}, pinned: map[string]bool{}}
+	root := filepath.Dir(paths.Runtime)
+	entries, _ := os.ReadDir(root) // no directory, no other lab
+	for _, e := range entries {
+		dir := filepath.Join(root, e.Name())
+		if !e.IsDir() || dir == paths.Runtime {
+			continue
+		}
+		l.dirs = append(l.dirs, dir+"/")
+		if d, running := readDaemon(Paths{Runtime: dir}.Daemon()); running {
+			l.daemons[fmt.Sprint(d.PID)] = true
+		}
+		names, _ := sandbox.PinnedNames(dir)
+		for _, name := range names {
+			if info, err := os.Stat(sandbox.NetNSPath(dir, name)); err == nil {
+				l.pinned[fmt.Sprintf("net:[%d]", info.Sys().(*syscall.Stat_t).Ino)] = true
+			}
+		}
+	}
+	return l
+}
+
 // hostNamespaces finds network namespaces by those who are in them; pinned ones
 // without a process are among the mounts.
-func hostNamespaces() (out []string, err error) {
+func (l labs) hostNamespaces() (out []string, err error) {
 	links, err := filepath.Glob("/proc/[0-9]*/ns/net")
-	for _, l := range links {
-		if target, e := os.Readlink(l); e == nil { // a process may end meanwhile
+	for _, link := range links {
+		// A process may end meanwhile.
+		if target, e := os.Readlink(link); e == nil && !l.pinned[target] {
 			out = append(out, target)
 		}
 	}
@@ -230,14 +265,14 @@ func hostPacketRules() (out []string, err error) {
 	return out, nil
 }
 
-func hostMounts() (out []string, err error) {
+func (l labs) hostMounts() (out []string, err error) {
 	data, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return nil, err
 	}
 	for scan := bufio.NewScanner(bytes.NewReader(data)); scan.Scan(); {
 		fields := strings.Fields(scan.Text())
-		if len(fields) < 5 {
+		if len(fields) < 5 || slices.ContainsFunc(l.dirs, func(dir string) bool { return strings.HasPrefix(fields[4], dir) }) {
 			continue
 		}
 		_, rest, _ := strings.Cut(scan.Text(), " - ")
@@ -247,25 +282,49 @@ func hostMounts() (out []string, err error) {
 	return out, nil
 }
 
-// hostProcesses lists the processes that run this very program, but for the one
-// it.
-func hostProcesses() (out []string, err error) {
-	self, err := os.Stat("/proc/self/exe")
-	if err != nil {
-		return nil, err
-	}
-	inode := self.Sys().(*syscall.Stat_t).Ino
-	exes, err := filepath.Glob("/proc/[0-9]*/exe")
-	for _, exe := range exes {
-		pid := filepath.Base(filepath.Dir(exe))
-		info, e := os.Stat(exe)
-		if e != nil || info.Sys().(*syscall.Stat_t).Ino != inode || pid == fmt.Sprint(os.Getpid()) || pid == fmt.Sprint(os.Getppid()) {
+// hostProcesses lists what a lab leaves running when it leaves anything: daemons,
+// and the shims and inits of containers. Commands that somebody types are not
+// listed; they end by themselves.
+func (l labs) hostProcesses() (out []string, err error) {
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		cmdline, e := os.ReadFile(filepath.Join(dir, "cmdline"))
+		argv := strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")
+		name := filepath.Base(argv[0])
+		daemon := name == "kplab" && slices.Contains(argv, "--report-fd=3")
+		if e != nil || !(daemon || strings.HasPrefix(name, "kplab-")) || l.owns(filepath.Base(dir)) {
 			continue
 		}
-		cmdline, _ := os.ReadFile(filepath.Join("/proc", pid, "cmdline"))
-		out = append(out, pid+" "+strings.TrimSpace(strings.ReplaceAll(string(cmdline), "\x00", " ")))
+		out = append(out, filepath.Base(dir)+" "+strings.Join(argv, " "))
 	}
 	return out, err
+}
+
+// owns says whether a process is another lab's daemon, below one, or in one of
+// its namespaces.
+func (l labs) owns(pid string) bool {
+	if target, err := os.Readlink("/proc/" + pid + "/ns/net"); err == nil && l.pinned[target] {
+		return true
+	}
+	for ; pid != "0" && pid != ""; pid = parentOf(pid) {
+		if l.daemons[pid] {
+			return true
+		}
+	}
+	return false
+}
+
+// parentOf reads who started a process; empty when it is gone.
+func parentOf(pid string) string {
+	data, err := os.ReadFile("/proc/" + pid + "/stat")
+	if err != nil {
+		return ""
+	}
+	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+	if len(fields) < 2 {
+		return ""
+	}
+	return fields[1]
 }
 
 func hostSysctls() (out []string, err error) {

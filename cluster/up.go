@@ -265,7 +265,7 @@ func (s *started) directories(ctx context.Context, opts *UpOptions) error {
 		}
 	}
 	if !s.resumed {
-		if err := saveHost(s.paths.HostBefore()); err != nil {
+		if err := saveHost(s.paths); err != nil {
 			return fmt.Errorf("look at the host before the lab begins: %w", err)
 		}
 	}

@@ -53,6 +53,10 @@ func TestScripts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	scripts, err := filepath.Glob("testdata/script/*.txtar")
+	if err != nil || len(scripts) == 0 {
+		t.Fatalf("no scripts: %v", err)
+	}
 	clients := map[string]string{"embedded": "", "1.32": filepath.Join(bin, "kubectl-1.32")}
 	if _, err := os.Stat(clients["1.32"]); err != nil {
 		if os.Getenv("KPLAB_BIN") != "" {
@@ -64,28 +68,33 @@ func TestScripts(t *testing.T) {
 	for version, kubectl := range clients {
 		t.Run("kubectl-"+version, func(t *testing.T) {
 			nettest.LeakCheck(t)
-			testscript.Run(t, testscript.Params{
-				Dir:                 "testdata/script",
-				RequireExplicitExec: true,
-				RequireUniqueNames:  true,
-				Setup: func(env *testscript.Env) error {
-					return setUp(env, bin, manifests, kubectl)
-				},
-				Condition: func(cond string) (bool, error) {
-					if cond == "embedded" {
-						return kubectl == "", nil
-					}
-					return false, fmt.Errorf("unknown condition %q", cond)
-				},
-				Cmds: map[string]func(*testscript.TestScript, bool, []string){
-					"exits":   exits,
-					"kubectl": runKubectl,
-					"spread":  spread,
-					"kill9":   kill9,
-					"capture": capture,
-					"retry":   retry,
-				},
-			})
+			// One after the other: the proof that the host is as it was needs a
+			// host on which nothing else begins and ends.
+			for _, file := range scripts {
+				t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+					testscript.Run(t, testscript.Params{
+						Files:               []string{file},
+						RequireExplicitExec: true,
+						Setup: func(env *testscript.Env) error {
+							return setUp(env, bin, manifests, kubectl)
+						},
+						Condition: func(cond string) (bool, error) {
+							if cond == "embedded" {
+								return kubectl == "", nil
+							}
+							return false, fmt.Errorf("unknown condition %q", cond)
+						},
+						Cmds: map[string]func(*testscript.TestScript, bool, []string){
+							"exits":   exits,
+							"kubectl": runKubectl,
+							"spread":  spread,
+							"kill9":   kill9,
+							"capture": capture,
+							"retry":   retry,
+						},
+					})
+				})
+			}
 		})
 	}
 }
