@@ -51,6 +51,7 @@ func Down(ctx context.Context, name string, opts DownOptions) (DownResult, error
 	found := statErr == nil
 	// A daemon that stops removes its runtime directory, this file with it.
 	before, beforeErr := loadHost(paths.HostBefore())
+	owned := ownedBy(paths)
 	if err := stopDaemon(ctx, name, paths); err != nil {
 		return r, err
 	}
@@ -76,7 +77,7 @@ func Down(ctx context.Context, name string, opts DownOptions) (DownResult, error
 		if beforeErr != nil {
 			return r, fmt.Errorf("lab %q is down, but there is nothing to compare with: %w", name, beforeErr)
 		}
-		if r.Proof, err = prove(ctx, paths, before); err != nil {
+		if r.Proof, err = prove(ctx, paths, before, owned); err != nil {
 			return r, fmt.Errorf("lab %q is down, but the proof failed: %w", name, err)
 		}
 	}
@@ -85,12 +86,12 @@ func Down(ctx context.Context, name string, opts DownOptions) (DownResult, error
 
 // prove compares until the host is as it was, or for a second: the kernel ends
 // a namespace after the call that dropped it has returned.
-func prove(ctx context.Context, paths Paths, before HostState) (*Proof, error) {
+func prove(ctx context.Context, paths Paths, before HostState, owned Owned) (*Proof, error) {
 	deadline := time.Now().Add(time.Second)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for ; ; <-tick.C {
-		now, err := ReadHost(paths)
+		now, err := ReadHost(paths, owned)
 		if err != nil {
 			return nil, err
 		}
@@ -98,6 +99,7 @@ func prove(ctx context.Context, paths Paths, before HostState) (*Proof, error) {
 		for name, lines := range now {
 			p.Facts[name] = len(lines)
 		}
+		p.Facts[factNamespaces] = len(owned.Namespaces)
 		if len(p.Changed) == 0 || time.Now().After(deadline) || ctx.Err() != nil {
 			return p, ctx.Err()
 		}

@@ -48,11 +48,38 @@ var volatileSysctls = []string{
 	"/proc/sys/net/ipv6/conf/*/stable_secret",
 }
 
-// ReadHost takes the snapshot for the lab at paths, in the network namespace of
-// the caller. What other labs have on the host is left out, by their records: they
+// Owned is what a lab's records named as its own while they were there.
+type Owned struct {
+	// Daemon is the pid of its daemon, 0 when none ran.
+	Daemon int
+	// Namespaces are its network namespaces, as /proc shows them.
+	Namespaces map[string]bool
+}
+
+// ownedBy reads the records of the lab at paths.
+func ownedBy(paths Paths) Owned {
+	d, _ := readDaemon(paths.Daemon())
+	return Owned{Daemon: d.PID, Namespaces: pinnedIn(paths.Runtime)}
+}
+
+// pinnedIn returns the network namespaces that the lab below dir keeps.
+func pinnedIn(dir string) map[string]bool {
+	out := map[string]bool{}
+	names, _ := sandbox.PinnedNames(dir) // no directory, no namespaces
+	for _, name := range names {
+		if info, err := os.Stat(sandbox.NetNSPath(dir, name)); err == nil {
+			out[fmt.Sprintf("net:[%d]", info.Sys().(*syscall.Stat_t).Ino)] = true
+		}
+	}
+	return out
+}
+
+// ReadHost takes the snapshot for the lab at paths, which owned mine, in the
+// network namespace of the caller. What other labs have on the host is left out, by their records: they
 // come and go while this one is watched.
-func ReadHost(paths Paths) (HostState, error) {
+func ReadHost(paths Paths, mine Owned) (HostState, error) {
 	others := otherLabs(paths)
+	others.mine = mine
 	h := HostState{}
 	var errs []error
 	for name, read := range map[string]func() ([]string, error){
@@ -87,7 +114,8 @@ func (before HostState) Compare(now HostState) HostState {
 			}
 		}
 		for _, line := range slices.Sorted(maps.Keys(old)) {
-			if !cur[line] {
+			// A process that was there and has ended is nobody's trace.
+			if !cur[line] && name != factProcesses {
 				out[name] = append(out[name], "- "+line)
 			}
 		}
@@ -128,7 +156,7 @@ func (p Proof) String() string {
 }
 
 func saveHost(paths Paths) error {
-	h, err := ReadHost(paths)
+	h, err := ReadHost(paths, Owned{})
 	if err != nil {
 		return err
 	}
@@ -144,44 +172,31 @@ func loadHost(path string) (HostState, error) {
 	return h, json.Unmarshal(data, &h)
 }
 
-// labs is what the records of other labs on this host name as theirs.
+// labs is what the records on this host say of this lab and of others.
 type labs struct {
-	dirs    []string
-	daemons map[string]bool // by pid
-	pinned  map[string]bool // network namespaces, as /proc shows them
+	mine Owned
+	dirs []string // of other labs
 }
 
 // otherLabs reads the records beside the lab at paths.
-func otherLabs(paths Paths) labs {
-	l := labs{daemons: map[string]bool{}, pinned: map[string]bool{}}
+func otherLabs(paths Paths) (l labs) {
 	root := filepath.Dir(paths.Runtime)
 	entries, _ := os.ReadDir(root) // no directory, no other lab
 	for _, e := range entries {
-		dir := filepath.Join(root, e.Name())
-		if !e.IsDir() || dir == paths.Runtime {
-			continue
-		}
-		l.dirs = append(l.dirs, dir+"/")
-		if d, running := readDaemon(Paths{Runtime: dir}.Daemon()); running {
-			l.daemons[fmt.Sprint(d.PID)] = true
-		}
-		names, _ := sandbox.PinnedNames(dir)
-		for _, name := range names {
-			if info, err := os.Stat(sandbox.NetNSPath(dir, name)); err == nil {
-				l.pinned[fmt.Sprintf("net:[%d]", info.Sys().(*syscall.Stat_t).Ino)] = true
-			}
+		if dir := filepath.Join(root, e.Name()); e.IsDir() && dir != paths.Runtime {
+			l.dirs = append(l.dirs, dir+"/")
 		}
 	}
 	return l
 }
 
-// hostNamespaces finds network namespaces by those who are in them; pinned ones
-// without a process are among the mounts.
+// hostNamespaces finds those network namespaces of the lab that somebody is still
+// in; pinned ones without a process are among the mounts.
 func (l labs) hostNamespaces() (out []string, err error) {
 	links, err := filepath.Glob("/proc/[0-9]*/ns/net")
 	for _, link := range links {
 		// A process may end meanwhile.
-		if target, e := os.Readlink(link); e == nil && !l.pinned[target] {
+		if target, e := os.Readlink(link); e == nil && l.mine.Namespaces[target] {
 			out = append(out, target)
 		}
 	}
@@ -282,33 +297,37 @@ func (l labs) hostMounts() (out []string, err error) {
 	return out, nil
 }
 
-// hostProcesses lists what a lab leaves running when it leaves anything: daemons,
-// and the shims and inits of containers. Commands that somebody types are not
-// listed; they end by themselves.
+// hostProcesses lists what a lab leaves running when it leaves anything: its
+// daemon, and the shims and inits of its containers. Commands that somebody types
+// are not listed; they end by themselves.
 func (l labs) hostProcesses() (out []string, err error) {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range dirs {
-		cmdline, e := os.ReadFile(filepath.Join(dir, "cmdline"))
-		argv := strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")
-		name := filepath.Base(argv[0])
-		daemon := name == "kplab" && slices.Contains(argv, "--report-fd=3")
-		if e != nil || !(daemon || strings.HasPrefix(name, "kplab-")) || l.owns(filepath.Base(dir)) {
-			continue
+		pid := filepath.Base(dir)
+		argv := argvOf(pid)
+		role := strings.HasPrefix(filepath.Base(argv[0]), "kplab-")
+		mine := isDaemon(argv) && pid == fmt.Sprint(l.mine.Daemon)
+		if mine || (role && !l.others(pid)) {
+			out = append(out, pid+" "+strings.Join(argv, " "))
 		}
-		out = append(out, filepath.Base(dir)+" "+strings.Join(argv, " "))
 	}
 	return out, err
 }
 
-// owns says whether a process is another lab's daemon, below one, or in one of
-// its namespaces.
-func (l labs) owns(pid string) bool {
-	if target, err := os.Readlink("/proc/" + pid + "/ns/net"); err == nil && l.pinned[target] {
-		return true
-	}
+func argvOf(pid string) []string {
+	cmdline, _ := os.ReadFile("/proc/" + pid + "/cmdline") // it may have ended
+	return strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")
+}
+
+func isDaemon(argv []string) bool {
+	return filepath.Base(argv[0]) == "kplab" && slices.Contains(argv, "--report-fd=3")
+}
+
+// others says whether a process is below the daemon of another lab.
+func (l labs) others(pid string) bool {
 	for ; pid != "0" && pid != ""; pid = parentOf(pid) {
-		if l.daemons[pid] {
-			return true
+		if isDaemon(argvOf(pid)) {
+			return pid != fmt.Sprint(l.mine.Daemon)
 		}
 	}
 	return false
