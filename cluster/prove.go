@@ -301,10 +301,18 @@ func (l labs) hostMounts() (out []string, err error) {
 // daemon, and the shims and inits of its containers. Commands that somebody types
 // are not listed; they end by themselves.
 func (l labs) hostProcesses() (out []string, err error) {
+	self, err := os.Stat("/proc/self/exe")
+	if err != nil {
+		return nil, err
+	}
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range dirs {
 		pid := filepath.Base(dir)
 		argv := argvOf(pid)
+		// Another program with the same words in its command line is not ours.
+		if exe, e := os.Stat(filepath.Join(dir, "exe")); e != nil || !os.SameFile(exe, self) {
+			continue
+		}
 		role := strings.HasPrefix(filepath.Base(argv[0]), "kplab-")
 		mine := isDaemon(argv) && pid == fmt.Sprint(l.mine.Daemon)
 		if mine || (role && !l.others(pid)) {
