@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -19,6 +20,7 @@ import (
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
 
 	"github.com/kplab/kplab/cni"
 	"github.com/kplab/kplab/internal/netns"
@@ -94,7 +96,9 @@ func New(cfg Config) (*Node, error) {
 		return nil, fmt.Errorf("listen to nodes: %w", err)
 	}
 	n.nodesSynced = reg.HasSynced
-	n.events = record.NewBroadcaster()
+	// An event that cannot be written any more (the API stops before the nodes do) is
+	// no news for the person in front of the terminal.
+	n.events = record.NewBroadcaster(record.WithContext(klog.NewContext(context.Background(), logr.Discard())))
 	if err := n.setUp(); err != nil {
 		return nil, errors.Join(fmt.Errorf("set up node %s: %w", cfg.Name, err), n.Close())
 	}

@@ -39,6 +39,7 @@ type lab struct {
 func newLab(t *testing.T) *lab {
 	t.Helper()
 	nettest.NeedRoot(t)
+	nettest.LeakCheck(t)
 	dir := t.TempDir()
 	l := &lab{t: t, client: fake.NewClientset(), nodes: map[string]*Node{}}
 	ctx, cancel := context.WithCancel(context.Background())

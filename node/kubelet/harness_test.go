@@ -56,6 +56,7 @@ var nodeIP = netip.MustParseAddr("10.0.0.132")
 func newHarness(tb testing.TB) *harness {
 	tb.Helper()
 	nettest.NeedRoot(tb)
+	nettest.LeakCheck(tb)
 	dir := tb.TempDir()
 	h := &harness{t: tb, dir: dir, client: fake.NewClientset(), events: record.NewFakeRecorder(10000)}
 	h.events.IncludeObject = false
