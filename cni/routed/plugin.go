@@ -5,6 +5,7 @@ package routed
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -111,9 +112,7 @@ func (p *Plugin) serve(ctx context.Context, r Request) ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("write the result as version %s: %w", conf.CNIVersion, err)
 		}
-		var out bytes.Buffer
-		err = versioned.PrintTo(&out)
-		return out.Bytes(), err
+		return json.Marshal(versioned)
 	case "DEL":
 		return nil, p.Del(r, conf)
 	case "CHECK":

@@ -70,7 +70,7 @@ func newNode(tb testing.TB, subnet string) *node {
 	}}
 }
 
-func (n *node) call(tb testing.TB, command, id string, pod *netns.NS, extra map[string]any) ([]byte, error) {
+func (n *node) request(tb testing.TB, command, id string, pod *netns.NS, extra map[string]any) Request {
 	tb.Helper()
 	conf := map[string]any{}
 	for _, m := range []map[string]any{n.conf, extra} {
@@ -86,10 +86,15 @@ func (n *node) call(tb testing.TB, command, id string, pod *netns.NS, extra map[
 	if pod != nil {
 		path = pod.Path()
 	}
-	return n.Serve(context.Background(), Request{
+	return Request{
 		Command: command, ContainerID: id, IfName: "eth0", Netns: path, Stdin: stdin,
 		Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=" + id + ";K8S_POD_UID=x",
-	})
+	}
+}
+
+func (n *node) call(tb testing.TB, command, id string, pod *netns.NS, extra map[string]any) ([]byte, error) {
+	tb.Helper()
+	return n.Serve(context.Background(), n.request(tb, command, id, pod, extra))
 }
 
 func (n *node) add(tb testing.TB, id string, pod *netns.NS) (netip.Addr, []byte) {

@@ -36,14 +36,14 @@ func (w wiring) add() error {
 	}
 	defer func() { _ = pod.Close() }()
 
-	host, err := w.pair(pod)
+	host, fresh, err := w.pair(pod)
 	if err != nil {
 		return err
 	}
 	eth0, gw := host.Peer, netip.PrefixFrom(Gateway(), 32)
 	var (
-		l                   rtnl.Link
-		all, lo, own, fresh bool
+		l              rtnl.Link
+		all, byDefault bool // eth0 began with the latter
 	)
 	err = pod.Do(new(rtnl.Batch).
 		SetUp(1). // lo
@@ -52,22 +52,25 @@ func (w wiring) add() error {
 		ReplaceNeigh(eth0, Gateway(), MAC(Gateway())).
 		ReplaceRoute(rtnl.Route{Dst: gw, Link: eth0}).
 		ReplaceRoute(rtnl.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Via: Gateway(), Link: eth0}).
-		GetForwarding(rtnl.AllLinks, &all).GetForwarding(rtnl.DefaultLinks, &fresh).
-		GetForwarding(1, &lo).GetForwarding(eth0, &own).
+		GetForwarding(rtnl.AllLinks, &all).GetForwarding(rtnl.DefaultLinks, &byDefault).
 		GetLinkAt(eth0, &l))
 	if err != nil {
 		return fmt.Errorf("set up %s: %w", w.ifName, err)
 	}
-	if all || lo || own || fresh {
+	if all || byDefault {
 		// A new namespace copies the host's setting, and a host that runs
 		// containers forwards; a pod that does is a router nobody asked for.
 		if err := w.pod.Do(stopForwarding); err != nil {
 			return err
 		}
 	}
-	err = w.node.Do(new(rtnl.Batch).
-		SetUp(host.Index).
-		SetLink(host.Index, w.alias, w.mtu, 0).
+	b := new(rtnl.Batch)
+	if fresh {
+		b.SetLink(host.Index, w.alias, 0, 0)
+	} else {
+		b.SetUp(host.Index).SetLink(host.Index, w.alias, w.mtu, 0)
+	}
+	err = w.node.Do(b.
 		AddAddr(host.Index, gw, unix.RT_SCOPE_LINK).
 		ReplaceNeigh(host.Index, w.ip, MAC(w.ip)).
 		ReplaceRoute(rtnl.Route{Dst: netip.PrefixFrom(w.ip, 32), Link: host.Index, Src: w.nodeIP}).
@@ -89,25 +92,24 @@ func stopForwarding() error {
 	return nil
 }
 
-// pair makes the two ends, or finds them when an earlier call made them.
-func (w wiring) pair(pod *rtnl.Conn) (rtnl.Link, error) {
-	var host rtnl.Link
+// pair makes the two ends (true), or finds them when an earlier call made them.
+func (w wiring) pair(pod *rtnl.Conn) (host rtnl.Link, fresh bool, err error) {
 	for attempt := 0; ; attempt++ {
-		err := w.node.Do(new(rtnl.Batch).AddVeth(rtnl.Veth{
+		err = w.node.Do(new(rtnl.Batch).AddVeth(rtnl.Veth{
 			Name: w.host, MTU: w.mtu, MAC: MAC(Gateway()), Up: true,
 			Peer: rtnl.VethPeer{Name: w.ifName, MTU: w.mtu, MAC: MAC(w.ip), NSFd: w.pod.Fd()},
 		}).GetLink(w.host, &host))
 		if err == nil {
-			return host, nil
+			return host, true, nil
 		}
 		if !errors.Is(err, unix.EEXIST) || attempt > 0 {
-			return host, err
+			return host, false, err
 		}
 		// One of the two names is taken: by an earlier ADD of this attachment, by
 		// the dying link of an earlier sandbox, or by a stranger.
 		found, err := w.existing(pod)
 		if err != nil || found.Index != 0 {
-			return found, err
+			return found, false, err
 		}
 	}
 }
