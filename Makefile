@@ -13,12 +13,12 @@ KUBERNETES := $(shell $(GO) list -m -f '{{.Version}}' k8s.io/kubectl 2>/dev/null
 COMPONENT := k8s.io/component-base/version
 LDFLAGS := -X github.com/kplab/kplab/cluster.version=$(VERSION) -X $(COMPONENT).gitVersion=$(KUBERNETES) \
 	-X $(COMPONENT).gitMajor=1 -X $(COMPONENT).gitMinor=$(word 2,$(subst ., ,$(KUBERNETES)))
-# Everything but the commands runs under the race detector; the commands hold the
-# embedded kubectl, whose race build alone costs minutes.
-PACKAGES = $(shell $(GO) list ./... | grep -v /cmd/)
+# Everything but the commands and the whole labs runs under the race detector; the
+# commands hold the embedded kubectl, whose race build alone costs minutes.
+PACKAGES = $(shell $(GO) list ./... | grep -v -e /cmd/ -e /cluster/labtest)
 TEST = $(SUDO) env "PATH=$(dir $(GO)):$$PATH" KPLAB_BIN=$(CURDIR)/bin $(GO) test -count=1
 
-.PHONY: up down build setup test verify test-unit test-netns test-script test-long bench generate clean
+.PHONY: up down build setup test static verify test-unit test-netns test-script test-long generate clean
 .DELETE_ON_ERROR:
 
 up: build
@@ -33,9 +33,12 @@ build: setup
 setup:
 	internal/tools/setup.sh
 
-test: build bin/kubectl-1.32 verify
+test: build bin/kubectl-1.32 static
 	$(TEST) -race -timeout 20m $(PACKAGES)
-	$(TEST) -timeout 15m ./cmd/...
+	$(TEST) -timeout 20m ./cluster/labtest ./cmd/...
+
+static: setup
+	internal/tools/verify.sh static
 
 verify: setup bin/golangci-lint
 	internal/tools/verify.sh
@@ -52,9 +55,6 @@ test-script: build bin/kubectl-1.32
 test-long: build bin/kubectl-1.32 verify
 	KPLAB_LONG=1 $(TEST) -race -timeout 120m $(PACKAGES)
 	KPLAB_LONG=1 $(TEST) -timeout 60m ./cmd/...
-
-bench: build
-	$(TEST) -run '^$$' -bench . -benchtime 1x ./cluster/bench
 
 generate: setup
 	$(GO) generate ./...
