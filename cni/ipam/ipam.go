@@ -152,13 +152,12 @@ func (p *Pool) Close() error { return errors.Join(p.seen.Close(), p.lock.Close()
 func (p *Pool) Subnet() netip.Prefix { return p.cfg.Subnet }
 
 // Allocate takes an address for owner. An owner that holds one gets the same
-// again. When nothing is free the error wraps [ErrExhausted].
-func (p *Pool) Allocate(owner Owner) (netip.Addr, error) {
+// again, and fresh is false. When nothing is free the error wraps [ErrExhausted].
+func (p *Pool) Allocate(owner Owner) (got netip.Addr, fresh bool, err error) {
 	if err := owner.validate(); err != nil {
-		return netip.Addr{}, err
+		return netip.Addr{}, false, err
 	}
-	var got netip.Addr
-	err := p.locked(func() error {
+	err = p.locked(func() error {
 		if err := p.refresh(); err != nil {
 			return err
 		}
@@ -168,10 +167,10 @@ func (p *Pool) Allocate(owner Owner) (netip.Addr, error) {
 		}
 		p.sweep()
 		addr, err := p.take(owner)
-		got = addr
+		got, fresh = addr, err == nil
 		return err
 	})
-	return got, err
+	return got, fresh, err
 }
 
 // Lookup returns the address that owner holds.

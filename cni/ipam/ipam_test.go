@@ -34,7 +34,7 @@ func owner(n int) Owner { return Owner{ID: fmt.Sprintf("pod-%d", n), IfName: "et
 
 func mustAllocate(tb testing.TB, p *Pool, o Owner) netip.Addr {
 	tb.Helper()
-	a, err := p.Allocate(o)
+	a, _, err := p.Allocate(o)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestExhausted(t *testing.T) {
 	for n := range 5 {
 		mustAllocate(t, p, owner(n))
 	}
-	_, err := p.Allocate(owner(9))
+	_, _, err := p.Allocate(owner(9))
 	if !errors.Is(err, ErrExhausted) {
 		t.Fatalf("error is %v, want ErrExhausted", err)
 	}
@@ -112,7 +112,7 @@ func TestAddressIsFreeOnlyWhenItsLinkIsGone(t *testing.T) {
 	if _, ok, err := p.Lookup(owner(4)); ok || err != nil {
 		t.Errorf("the owner still holds the address (%v)", err)
 	}
-	_, err := p.Allocate(owner(5))
+	_, _, err := p.Allocate(owner(5))
 	if !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "1 that wait") {
 		t.Fatalf("with the link still there: %v", err)
 	}
@@ -153,7 +153,7 @@ func TestTwoProcessesNeverShareAnAddress(t *testing.T) {
 		wg.Go(func() {
 			for n := range 60 {
 				o := owner(w*1000 + n)
-				a, err := p.Allocate(o)
+				a, _, err := p.Allocate(o)
 				if err != nil {
 					t.Error(err)
 					return
@@ -183,7 +183,7 @@ func TestOpenAndAllocateRefuse(t *testing.T) {
 	}
 	p := open(t, Config{Subnet: netip.MustParsePrefix("10.0.0.0/24")})
 	for _, o := range []Owner{{}, {ID: "a b", IfName: "eth0"}, {ID: "a"}} {
-		if _, err := p.Allocate(o); err == nil {
+		if _, _, err := p.Allocate(o); err == nil {
 			t.Errorf("owner %q was accepted", o)
 		}
 	}

@@ -171,11 +171,7 @@ func (p *Plugin) Add(r Request, conf *Conf) (*types100.Result, error) {
 	defer func() { _ = pod.Close() }()
 
 	owner := ipam.Owner{ID: r.ContainerID, IfName: r.IfName}
-	_, had, err := pool.Lookup(owner)
-	if err != nil {
-		return nil, err
-	}
-	ip, err := pool.Allocate(owner)
+	ip, fresh, err := pool.Allocate(owner)
 	if errors.Is(err, ipam.ErrExhausted) {
 		return nil, types.NewError(types.ErrTryAgainLater, err.Error(), "")
 	}
@@ -187,7 +183,7 @@ func (p *Plugin) Add(r Request, conf *Conf) (*types100.Result, error) {
 		host: LinkName(r.ContainerID, r.IfName), ifName: r.IfName, alias: r.alias(),
 	}
 	if err := w.add(); err != nil {
-		if !had {
+		if fresh {
 			err = errors.Join(err, w.remove(false), pool.Release(owner, w.host))
 		}
 		return nil, fmt.Errorf("wire container %s: %w", r.ContainerID, err)

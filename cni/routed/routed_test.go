@@ -266,7 +266,7 @@ func TestDelAfterTheNamespaceIsGone(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if _, err := pool.Allocate(ipam.Owner{ID: "z", IfName: "eth0"}); err != nil {
+		if _, _, err := pool.Allocate(ipam.Owner{ID: "z", IfName: "eth0"}); err != nil {
 			return err
 		}
 		if err := pool.Release(ipam.Owner{ID: "z", IfName: "eth0"}, ""); err != nil {

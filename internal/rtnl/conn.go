@@ -49,7 +49,7 @@ func Dial() (*Conn, error) {
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 10}); err != nil {
 		return nil, errors.Join(fmt.Errorf("limit the wait for netlink answers: %w", err), unix.Close(fd))
 	}
-	return &Conn{fd: fd, file: os.NewFile(uintptr(fd), "rtnetlink"), buf: make([]byte, 32<<10)}, nil
+	return &Conn{fd: fd, file: os.NewFile(uintptr(fd), "rtnetlink"), buf: make([]byte, 8<<10)}, nil
 }
 
 // DialIn opens a connection in ns, which stays the caller's to close.
