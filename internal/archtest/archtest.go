@@ -35,16 +35,14 @@ var rooms = map[string][]string{
 
 // owners says which packages may import a library that has one owner.
 var owners = map[string][]string{
-	"go.etcd.io/bbolt":                       {"apiserver/store"},
-	"github.com/vishvananda/netns":           {"internal/netns"},
-	"github.com/containernetworking/cni":     {"cni", "cmd"},
-	"github.com/containernetworking/plugins": {"cni", "cmd"},
-	"github.com/spf13/cobra":                 {"cmd"},
-	"github.com/coreos/go-iptables":          {"proxy/iptables", "cni"},
-	"k8s.io/kubectl":                         {"cmd"},
-	"k8s.io/apiserver":                       {"apiserver"},
-	"k8s.io/endpointslice":                   {"controller"},
-	"k8s.io/cri-streaming":                   {"node", "apiserver"},
+	"go.etcd.io/bbolt":                   {"apiserver/store"},
+	"github.com/vishvananda/netns":       {"internal/netns"},
+	"github.com/containernetworking/cni": {"cni", "cmd"},
+	"github.com/spf13/cobra":             {"cmd"},
+	"k8s.io/kubectl":                     {"cmd"},
+	"k8s.io/apiserver":                   {"apiserver"},
+	"k8s.io/endpointslice":               {"controller"},
+	"k8s.io/cri-streaming":               {"node", "apiserver"},
 }
 
 // roomOf names the room of a package path below the module's root, or "" when

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Prints the path of a Go that can build kplab, or says where to get one.
-want=1.26.8 # containernetworking/plugins asks for it
+want=1.26.8 # the go line of go.mod
 for go in "$(command -v go)" /usr/local/go/bin/go /usr/lib/go/bin/go "$HOME/go/bin/go"; do
 	[ -x "$go" ] || continue
 	have=$(GOTOOLCHAIN=local "$go" env GOVERSION | sed 's/^go//; s/[^0-9.].*//')
