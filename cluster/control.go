@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"time"
 )
@@ -192,7 +193,7 @@ func (c *Client) Settle(ctx context.Context, timeout time.Duration) error {
 // running one), cut to one Service ("NS/NAME") when service is not empty.
 func (c *Client) Rules(ctx context.Context, node, mode, service string) (string, error) {
 	var text string
-	return text, c.call(ctx, http.MethodGet, "/rules?node="+node+"&mode="+mode+"&service="+service, &text)
+	return text, c.call(ctx, http.MethodGet, "/rules?"+url.Values{"node": {node}, "mode": {mode}, "service": {service}}.Encode(), &text)
 }
 
 func (c *Client) call(ctx context.Context, method, path string, out any) error {
@@ -201,7 +202,9 @@ func (c *Client) call(ctx context.Context, method, path string, out any) error {
 		return err
 	}
 	resp, err := c.http.Do(req)
-	if err != nil {
+	if errors.Is(err, os.ErrPermission) {
+		return fmt.Errorf("lab %q: its daemon answers only root: call kplab with sudo: %w", c.name, err)
+	} else if err != nil {
 		return fmt.Errorf("lab %q: ask its daemon: %w", c.name, err)
 	}
 	defer resp.Body.Close()

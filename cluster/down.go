@@ -55,7 +55,7 @@ func Down(ctx context.Context, name string, opts DownOptions) (DownResult, error
 	if err := stopDaemon(ctx, name, paths); err != nil {
 		return r, err
 	}
-	held, err := acquire(paths.Lock)
+	held, err := acquireFromDying(ctx, paths.Lock)
 	if err != nil {
 		return r, fmt.Errorf("lab %q: %w in another process that does not answer; see %s", name, err, paths.Log())
 	}

@@ -179,7 +179,7 @@ func (l *Lab) startAPI(ctx context.Context) (string, error) {
 	if err := l.writeKubeconfig(); err != nil {
 		return "", err
 	}
-	return l.serverURL(), writeJSON(l.paths.Settings(), settings{Config: l.cfg, APIPort: l.apiPort})
+	return l.serverURL(), writeJSON(l.paths.Settings(), settings{Config: l.cfg, APIPort: l.apiPort}, 0o600)
 }
 
 // listenHost opens the API's port on the host's loopback: the one that earlier

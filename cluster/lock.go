@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,10 @@ import (
 
 // ErrRunning says that another process runs the lab.
 var ErrRunning = errors.New("the lab runs already")
+
+// dyingTimeout is how long a killed daemon may take to die: it has namespaces to
+// let go of, which the kernel does on the process's own time.
+const dyingTimeout = 3 * time.Second
 
 // lock is the proof that this process, and no other, runs or removes a lab.
 type lock struct {
@@ -52,6 +57,26 @@ func acquire(path string) (*lock, error) {
 	}
 }
 
+// acquireFromDying is acquire for a lab whose daemon does not run: a process that
+// was killed a moment ago holds the lock until the kernel has closed its files.
+func acquireFromDying(ctx context.Context, path string) (*lock, error) {
+	ctx, cancel := context.WithTimeout(ctx, dyingTimeout)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		l, err := acquire(path)
+		if !errors.Is(err, ErrRunning) {
+			return l, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-tick.C:
+		}
+	}
+}
+
 // release gives the lock back and removes its file, and the directory when the
 // lab's was the last.
 func (l *lock) release() error {
@@ -74,43 +99,71 @@ func writeDaemon(path string) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(path, Daemon{PID: os.Getpid(), StartTime: st, Since: time.Now()})
+	// Readable by all: `kplab kubectl` and `kplab kubeconfig` need no root.
+	return writeJSON(path, Daemon{PID: os.Getpid(), StartTime: st, Since: time.Now()}, 0o644)
 }
 
 // readDaemon returns the recorded process, with ok false when there is no
-// record or that process is gone.
+// record or that process is gone, or dying of a SIGKILL.
 func readDaemon(path string) (Daemon, bool) {
 	var d Daemon
 	data, err := os.ReadFile(path)
 	if err != nil || json.Unmarshal(data, &d) != nil {
 		return d, false
 	}
-	st, err := startTime(d.PID)
-	return d, err == nil && st == d.StartTime
+	state, st, err := readStat(d.PID)
+	return d, err == nil && st == d.StartTime && state != "Z" && state != "X" && !killed(d.PID)
 }
 
 // startTime reads when a process began, in clock ticks since boot.
 func startTime(pid int) (uint64, error) {
+	_, st, err := readStat(pid)
+	return st, err
+}
+
+// readStat reads a process's state (Z is dead and not yet waited for) and start
+// time from /proc/PID/stat.
+func readStat(pid int) (state string, start uint64, err error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return 0, err
+		return "", 0, err
 	}
 	// The second field is the name in parentheses and may hold anything.
 	fields := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
 	if len(fields) < 20 {
-		return 0, fmt.Errorf("/proc/%d/stat: too short", pid)
+		return "", 0, fmt.Errorf("/proc/%d/stat: too short", pid)
 	}
-	return strconv.ParseUint(fields[19], 10, 64)
+	start, err = strconv.ParseUint(fields[19], 10, 64)
+	return fields[0], start, err
+}
+
+// killed tells whether a SIGKILL waits for the process: it takes a moment to
+// die of it, and will not run again.
+func killed(pid int) bool {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(data)) {
+		name, mask, _ := strings.Cut(line, ":")
+		if name != "SigPnd" && name != "ShdPnd" {
+			continue
+		}
+		if bits, err := strconv.ParseUint(strings.TrimSpace(mask), 16, 64); err == nil && bits&(1<<(uint(unix.SIGKILL)-1)) != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // writeJSON writes v at path so that a reader sees the old file or the new one,
 // never a part.
-func writeJSON(path string, v any) error {
+func writeJSON(path string, v any, mode os.FileMode) error {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
 		return err
 	}
-	return writeFile(path, append(data, '\n'), 0o600)
+	return writeFile(path, append(data, '\n'), mode)
 }
 
 func writeFile(path string, data []byte, mode os.FileMode) error {

@@ -160,7 +160,7 @@ func saveHost(paths Paths) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(paths.HostBefore(), h)
+	return writeJSON(paths.HostBefore(), h, 0o600)
 }
 
 func loadHost(path string) (HostState, error) {

@@ -231,9 +231,12 @@ func prepare(ctx context.Context, opts *UpOptions) (*started, error) {
 	}
 	name := opts.Config.Name
 	paths := PathsOf(name)
-	held, err := acquire(paths.Lock)
+	held, err := acquireFromDying(ctx, paths.Lock)
 	if errors.Is(err, ErrRunning) {
-		// Somebody was quicker, and may not have written its settings yet.
+		// Somebody was quicker, and may have written its settings by now.
+		if err := check(opts); err != nil {
+			return nil, err
+		}
 		return nil, fmt.Errorf("lab %q: another kplab is starting or ending it right now; try again", name)
 	} else if err != nil {
 		return nil, err

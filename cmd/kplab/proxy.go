@@ -38,11 +38,7 @@ func newProxyStatusCommand(g *globals) *cobra.Command {
 			if err := checkOutput(format); err != nil {
 				return err
 			}
-			c, err := cluster.Connect(g.name)
-			if err != nil {
-				return err
-			}
-			s, err := c.Status(cmd.Context())
+			s, err := askStatus(cmd, g)
 			if err != nil {
 				return err
 			}

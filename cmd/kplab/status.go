@@ -22,11 +22,7 @@ func newStatusCommand(g *globals) *cobra.Command {
 			if err := checkOutput(format); err != nil {
 				return err
 			}
-			c, err := cluster.Connect(g.name)
-			if err != nil {
-				return err
-			}
-			s, err := c.Status(cmd.Context())
+			s, err := askStatus(cmd, g)
 			if err != nil {
 				return err
 			}
@@ -38,6 +34,15 @@ func newStatusCommand(g *globals) *cobra.Command {
 	}
 	outputFlag(cmd, &format)
 	return cmd
+}
+
+// askStatus asks the lab's daemon how the lab is.
+func askStatus(cmd *cobra.Command, g *globals) (cluster.Status, error) {
+	c, err := cluster.Connect(g.name)
+	if err != nil {
+		return cluster.Status{}, err
+	}
+	return c.Status(cmd.Context())
 }
 
 func printStatus(cmd *cobra.Command, s cluster.Status) error {

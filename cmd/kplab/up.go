@@ -114,17 +114,21 @@ func (o *upOptions) asked(cmd *cobra.Command) bool {
 	return false
 }
 
-// printNext says what to type now.
+// printNext says what to type now, calling the program as it was called.
 func printNext(cmd *cobra.Command, name string) {
-	flag := ""
+	kplab := os.Args[0]
 	if name != cluster.DefaultName {
-		flag = " --name " + name
+		kplab += " --name " + name
+	}
+	sudo := ""
+	if os.Getenv("SUDO_UID") != "" {
+		sudo = "sudo "
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), `
 lab %[1]q is up. next:
-  kplab%[2]s kubectl get nodes -o wide
-  export KUBECONFIG=$(kplab%[2]s kubeconfig)        # for your own kubectl
-  kplab%[2]s exec master -- iptables-save -t nat
-  kplab%[2]s down
-`, name, flag)
+  %[2]s kubectl get nodes -o wide
+  export KUBECONFIG=$(%[2]s kubeconfig)        # for your own kubectl
+  %[3]s%[2]s exec master -- iptables-save -t nat
+  %[3]s%[2]s down
+`, name, kplab, sudo)
 }
