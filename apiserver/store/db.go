@@ -29,6 +29,10 @@ var (
 	keyState = []byte("state")
 )
 
+func allBuckets() [][]byte {
+	return [][]byte{bucketMeta, bucketObjects, bucketLog, bucketExpiry, bucketTallies}
+}
+
 // firstRevision is the revision of an empty DB. It is not 0, because 0 means
 // "any revision" in the API; etcd begins at 1 too.
 const firstRevision = 1
@@ -41,8 +45,9 @@ type Options struct {
 	// LockTimeout is how long Open waits for another process to let go of the
 	// file. Default 500 ms.
 	LockTimeout time.Duration
-	// LogEvents is how many changes the event log keeps, on disk. Watches
-	// and exact lists can go back that far. Default 10,000.
+	// LogEvents is how many changes the event log keeps, on disk. Watches and
+	// exact lists can go back that far; older ones get 410 Expired. A change is
+	// kept by count, not by age. Default 10,000.
 	LogEvents int
 	// LogBytes is the same bound in bytes; the tighter one counts. Default 16 MiB.
 	LogBytes int64
@@ -122,7 +127,7 @@ type DB struct {
 }
 
 // Open opens the file at path, or makes it. The error is a *FileError when the
-// file is the reason: ErrCorrupt, ErrLocked, ErrNoSpace, ErrFormat.
+// file is the reason: ErrCorrupt, ErrLocked, ErrNoSpace, ErrReadOnly, ErrFormat.
 func Open(path string, opts Options) (*DB, error) {
 	opts.setDefaults()
 	db := &DB{
@@ -227,7 +232,7 @@ func (db *DB) load(view viewFunc) (st state, tallies map[string]tally, expiry in
 		if k, _ := tx.Cursor().First(); k == nil {
 			return nil
 		}
-		for _, name := range [][]byte{bucketMeta, bucketObjects, bucketLog, bucketExpiry, bucketTallies} {
+		for _, name := range allBuckets() {
 			if tx.Bucket(name) == nil {
 				return fmt.Errorf("bucket %q is missing: %w", name, errRecord)
 			}

@@ -5,6 +5,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"strings"
 	"syscall"
@@ -24,6 +25,9 @@ var (
 	// ErrNoSpace: the disk, a quota, a file size limit or the address space
 	// is used up. The write that got it changed nothing.
 	ErrNoSpace = errors.New("no space left for the store file")
+	// ErrReadOnly: this user, or the file system, does not let the file be
+	// opened for writing, or made.
+	ErrReadOnly = errors.New("store file cannot be written")
 	// ErrFormat: the file is sound, but written by a version that this one
 	// does not know.
 	ErrFormat = errors.New("store file has an unknown format")
@@ -41,8 +45,8 @@ var (
 
 // FileError is a failure of the file behind a DB.
 type FileError struct {
-	// Kind is ErrCorrupt, ErrLocked, ErrNoSpace, ErrFormat, or nil for any other
-	// failure (permissions, an I/O error).
+	// Kind is ErrCorrupt, ErrLocked, ErrNoSpace, ErrReadOnly, ErrFormat, or nil
+	// for any other failure (an I/O error).
 	Kind error
 	// Path is the file.
 	Path string
@@ -59,6 +63,8 @@ func (e *FileError) Error() string {
 		return fmt.Sprintf("%v: %s: %v: stop the other process first", e.Kind, e.Path, e.Err)
 	case errors.Is(e.Kind, ErrNoSpace):
 		return fmt.Sprintf("%v: %s: %v: nothing was changed; free some space and repeat", e.Kind, e.Path, e.Err)
+	case errors.Is(e.Kind, ErrReadOnly):
+		return fmt.Sprintf("%v: %s: %v: make the file and its directory writable for this user, or keep the state elsewhere", e.Kind, e.Path, e.Err)
 	case errors.Is(e.Kind, ErrFormat):
 		return fmt.Sprintf("%v: %s: %v: use the version that wrote it, or start the lab with --fresh, which deletes it", e.Kind, e.Path, e.Err)
 	default:
@@ -99,6 +105,8 @@ func fileError(path string, err error) error {
 		return &FileError{Kind: ErrLocked, Path: path, Err: err}
 	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrChecksum), errors.Is(err, berrors.ErrVersionMismatch):
 		return &FileError{Kind: ErrCorrupt, Path: path, Err: err}
+	case errors.Is(err, syscall.EROFS), errors.Is(err, fs.ErrPermission):
+		return &FileError{Kind: ErrReadOnly, Path: path, Err: err}
 	case isNoSpace(err):
 		return &FileError{Kind: ErrNoSpace, Path: path, Err: err}
 	default:

@@ -35,14 +35,9 @@ const (
 func openFile(path string, opts Options) (*bolt.DB, error) {
 	fresh := false
 	hook := func(name string, flag int, mode os.FileMode) (*os.File, error) {
-		f, err := os.OpenFile(name, flag, mode)
-		if err != nil {
-			return nil, err
-		}
-		if fresh, err = prepare(f, opts.LockTimeout); err != nil {
-			return nil, errors.Join(err, f.Close())
-		}
-		return f, nil
+		f, used, err := openLocked(name, flag, mode, opts.LockTimeout)
+		fresh = err == nil && used == 0
+		return f, err
 	}
 	open := func(size int) (b *bolt.DB, err error) {
 		panicked, err := guard(func() error {
@@ -81,47 +76,91 @@ func openFile(path string, opts Options) (*bolt.DB, error) {
 	return b, nil
 }
 
-// prepare locks f and checks what is in it. fresh: the file is empty. bbolt
-// locks the same open file again afterwards, which changes nothing.
-func prepare(f *os.File, timeout time.Duration) (fresh bool, err error) {
-	if err := lock(f, timeout); err != nil {
-		return false, err
+// openLocked opens a file for this process alone and checks what is in it. used
+// is how many bytes are in pages that hold something; 0 means that the file is
+// new. bbolt locks the same open file again afterwards, which changes nothing.
+func openLocked(name string, flag int, mode os.FileMode, timeout time.Duration) (f *os.File, used int64, err error) {
+	for deadline := time.Now().Add(timeout); ; {
+		if f, err = os.OpenFile(name, flag, mode); err != nil {
+			return nil, 0, err
+		}
+		if err = lock(f, deadline); err != nil {
+			break
+		}
+		// Rewrite may have put another file in the place of the one that we
+		// waited for.
+		var same bool
+		if same, err = isStill(f, name); same || err != nil {
+			break
+		}
+		f.Close()
 	}
-	info, err := f.Stat()
+	if err == nil {
+		used, err = examine(f, flag)
+	}
+	if err != nil {
+		return nil, 0, errors.Join(err, f.Close())
+	}
+	return f, used, nil
+}
+
+// isStill reports whether name is the name of the open file.
+func isStill(f *os.File, name string) (bool, error) {
+	mine, err := f.Stat()
 	if err != nil {
 		return false, err
 	}
+	there, err := os.Stat(name)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && os.SameFile(mine, there), err
+}
+
+// examine checks what is in f and empties a file of zeros.
+func examine(f *os.File, flag int) (used int64, err error) {
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
 	if !info.Mode().IsRegular() {
-		return false, fmt.Errorf("is not a regular file (%v)", info.Mode().Type())
+		return 0, fmt.Errorf("is not a regular file (%v)", info.Mode().Type())
 	}
 	size := info.Size()
 	if size == 0 {
-		return true, nil
+		return 0, nil
 	}
 	file, err := unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
-		return false, fmt.Errorf("mapping it: %w", err)
+		return 0, fmt.Errorf("mapping it: %w", err)
 	}
 	var zeros bool
 	_, err = guard(func() error { // a fault is a disk that cannot be read
-		err := checkFile(file)
+		var err error
+		used, err = checkFile(file)
 		zeros = err != nil && onlyZeros(file)
 		return err
 	})
 	if unmapErr := unix.Munmap(file); unmapErr != nil {
-		return false, unmapErr
+		return 0, unmapErr
 	}
 	switch {
+	case zeros && flag&os.O_RDWR == 0:
+		return 0, nil
 	case zeros:
-		return true, f.Truncate(0)
+		return 0, f.Truncate(0)
 	case err != nil:
-		return false, corrupt(f.Name(), "%w", err)
+		return 0, corrupt(f.Name(), "%w", err)
 	}
-	return false, nil
+	return used, nil
 }
 
-func lock(f *os.File, timeout time.Duration) error {
-	for deadline := time.Now().Add(timeout); ; time.Sleep(lockPoll) {
+// lock takes the file's lock, or says with berrors.ErrTimeout that another
+// process has it. The kernel cannot wait for a lock with a limit, so this asks again.
+func lock(f *os.File, deadline time.Time) error {
+	tick := time.NewTicker(lockPoll)
+	defer tick.Stop()
+	for ; ; <-tick.C {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil || !errors.Is(err, syscall.EWOULDBLOCK) {
 			return err

@@ -90,25 +90,29 @@ type fileChecker struct {
 	file []byte
 	meta boltMeta
 	used []uint64 // a bit a page: part of the tree or the freelist
+	n    int64    // pages in use, the freelist's own among them
 }
 
-// checkFile reports what is wrong with a non-empty file, or nil.
-func checkFile(file []byte) error {
+// checkFile reports what is wrong with a non-empty file, or how many of its
+// bytes are in use.
+func checkFile(file []byte) (used int64, err error) {
 	meta, err := newestMeta(file)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if meta.high < 4 || meta.high > uint64(len(file))/meta.pageSize {
-		return fmt.Errorf("%d pages of %d bytes are in use, but the file has %d bytes", meta.high, meta.pageSize, len(file))
+		return 0, fmt.Errorf("%d pages of %d bytes are in use, but the file has %d bytes", meta.high, meta.pageSize, len(file))
 	}
-	c := &fileChecker{file: file, meta: meta, used: make([]uint64, meta.high/64+1)}
+	c := &fileChecker{file: file, meta: meta, used: make([]uint64, meta.high/64+1), n: 2} // two meta pages
 	if err := c.page(meta.root, 0); err != nil {
-		return err
+		return 0, err
 	}
-	if meta.freelist == boltNoFreelist {
-		return nil
+	if meta.freelist != boltNoFreelist {
+		if err := c.freelist(); err != nil {
+			return 0, err
+		}
 	}
-	return c.freelist()
+	return c.n * int64(meta.pageSize), nil
 }
 
 // newestMeta finds the valid meta page with the highest transaction. Page 0
@@ -160,6 +164,7 @@ func (c *fileChecker) read(id uint64) (page []byte, flags uint16, count int, err
 	if err := c.mark(id, pages); err != nil {
 		return nil, 0, 0, fmt.Errorf("page %d: %w", id, err)
 	}
+	c.n += int64(pages)
 	return page[:pages*c.meta.pageSize], flags, count, nil
 }
 

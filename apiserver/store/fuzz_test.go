@@ -103,6 +103,6 @@ func FuzzCheckFile(f *testing.F) {
 	f.Add(data[:len(data)/2])
 	f.Add([]byte("not a store"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		_ = checkFile(data)
+		_, _ = checkFile(data)
 	})
 }

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -178,98 +177,18 @@ func waitQueued(t testing.TB, db *DB, n int) {
 	})
 }
 
-// checkWhole checks a closed file: by our check, by bbolt's, and that what is
-// kept twice agrees.
+// checkWhole checks a closed file, if there is one.
 func checkWhole(t testing.TB, path string) {
 	t.Helper()
-	file, err := os.ReadFile(path)
-	if errors.Is(err, os.ErrNotExist) || err == nil && len(file) == 0 {
+	r, err := Inspect(path, nil)
+	if errors.Is(err, os.ErrNotExist) {
 		return
-	}
-	if err == nil {
-		err = checkFile(file)
 	}
 	if err != nil {
 		t.Errorf("%s: %v", path, err)
 		return
 	}
-	b, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true, Timeout: time.Second})
-	if err != nil {
-		t.Errorf("%s: %v", path, err)
-		return
+	for _, p := range r.Problems {
+		t.Errorf("%s: %s", path, p)
 	}
-	defer b.Close()
-	err = b.View(func(tx *bolt.Tx) error {
-		for err := range tx.Check() {
-			t.Errorf("%s: %v", path, err)
-		}
-		return agrees(tx)
-	})
-	if err != nil {
-		t.Errorf("%s: %v", path, err)
-	}
-}
-
-// agrees checks state, tallies and expiry against objects and event log.
-func agrees(tx *bolt.Tx) error {
-	st, err := stateOf(tx)
-	if err != nil {
-		return err
-	}
-	rev, size := st.compacted, uint64(0)
-	err = walkLog(tx, st.compacted, func(r uint64, c change) (bool, error) {
-		rev = r
-		size += 8 + uint64(len(tx.Bucket(bucketLog).Get(revKey(r))))
-		return true, nil
-	})
-	if err != nil {
-		return err
-	}
-	if rev != st.rev && st.rev != firstRevision {
-		return fmt.Errorf("the event log ends at %d, the state says %d", rev, st.rev)
-	}
-	if size != st.logBytes {
-		return fmt.Errorf("the event log has %d bytes, the state says %d", size, st.logBytes)
-	}
-	if tx.Bucket(bucketObjects) == nil {
-		return nil
-	}
-	sums, ends := map[string]tally{}, 0
-	err = tx.Bucket(bucketObjects).ForEach(func(k, v []byte) error {
-		r, err := decodeRecord(k, v)
-		if err != nil {
-			return fmt.Errorf("%q: %w", k, err)
-		}
-		if r.expire != 0 {
-			ends++
-			if tx.Bucket(bucketExpiry).Get(expiryKey(r.expire, k)) == nil {
-				return fmt.Errorf("%q ends at %d, but is not in the expiry bucket", k, r.expire)
-			}
-		}
-		return tx.Bucket(bucketTallies).ForEach(func(p, _ []byte) error {
-			if (scope{string(p), true}).hasBytes(k) {
-				s := sums[string(p)]
-				s.count, s.bytes = s.count+1, s.bytes+uint64(len(r.value))
-				sums[string(p)] = s
-			}
-			return nil
-		})
-	})
-	if err != nil {
-		return err
-	}
-	if n := tx.Bucket(bucketExpiry).Stats().KeyN; n != ends {
-		return fmt.Errorf("%d entries in the expiry bucket, %d objects with an end", n, ends)
-	}
-	return tx.Bucket(bucketTallies).ForEach(func(p, v []byte) error {
-		t, err := decodeTally(p, v)
-		if err != nil {
-			return err
-		}
-		s := sums[string(p)]
-		if s.newest = t.newest; s != t {
-			return fmt.Errorf("tally of %q is %+v, counted %+v", p, t, s)
-		}
-		return nil
-	})
 }
