@@ -15,14 +15,20 @@ go run "k8s.io/kube-openapi/cmd/openapi-gen@$version" \
 	--output-file "$file" \
 	--go-header-file header.txt \
 	--report-filename /dev/null \
+	k8s.io/api/admissionregistration/v1 \
 	k8s.io/api/apps/v1 \
 	k8s.io/api/authentication/v1 \
 	k8s.io/api/autoscaling/v1 \
+	k8s.io/api/certificates/v1 \
 	k8s.io/api/coordination/v1 \
 	k8s.io/api/core/v1 \
 	k8s.io/api/discovery/v1 \
 	k8s.io/api/events/v1 \
+	k8s.io/api/networking/v1 \
+	k8s.io/api/node/v1 \
 	k8s.io/api/policy/v1 \
+	k8s.io/api/rbac/v1 \
+	k8s.io/api/storage/v1 \
 	k8s.io/apimachinery/pkg/api/resource \
 	k8s.io/apimachinery/pkg/apis/meta/v1 \
 	k8s.io/apimachinery/pkg/runtime \

@@ -66,6 +66,9 @@ type Kind struct {
 	// Validate checks everything but metadata, which the framework checks. It
 	// runs on create and on update.
 	Validate func(obj runtime.Object) field.ErrorList
+	// ValidateCreate checks what only a new object must satisfy. It runs after
+	// Validate.
+	ValidateCreate func(obj runtime.Object) field.ErrorList
 	// ValidateUpdate checks what may not change. It runs after Validate.
 	ValidateUpdate func(obj, old runtime.Object) field.ErrorList
 	// Warnings returns texts for the Warning header; old is nil on create.
@@ -182,6 +185,9 @@ type Deps struct {
 	KubeletTLS *tls.Config
 	// Tokens signs service account tokens.
 	Tokens TokenIssuer
+	// Signer signs approved requests for client certificates; nil leaves them
+	// without one.
+	Signer CertificateSigner
 }
 
 // TokenIssuer signs tokens for service accounts.

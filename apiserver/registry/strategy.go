@@ -88,6 +88,9 @@ func (s strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorLis
 	if s.kind.Validate != nil {
 		errs = append(errs, s.kind.Validate(obj)...)
 	}
+	if s.kind.ValidateCreate != nil {
+		errs = append(errs, s.kind.ValidateCreate(obj)...)
+	}
 	return errs
 }
 
