@@ -22,8 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	genericrest "k8s.io/apiserver/pkg/registry/generic/rest"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"k8s.io/apiserver/pkg/util/proxy"
-	"k8s.io/streaming/pkg/httpstream/wsstream"
 )
 
 // kubeletProxy finds the kubelet of a pod and what to ask it. It is embedded in
@@ -125,7 +123,9 @@ func (k kubeletProxy) locate(ctx context.Context, pod *corev1.Pod, path string, 
 	return u, transport, nil
 }
 
-// stream returns the handler that connects the caller with the kubelet.
+// stream returns the handler that joins the caller's connection with one to the
+// kubelet, which speaks whatever protocol the caller does: SPDY, or WebSockets up
+// to version 5 and with SPDY inside.
 func stream(location *url.URL, transport *http.Transport, responder rest.Responder) *utilproxy.UpgradeAwareHandler {
 	return utilproxy.NewUpgradeAwareHandler(location, transport, false, true, utilproxy.NewErrorResponder(responder))
 }
@@ -145,16 +145,6 @@ func streamQuery(stdin, stdout, stderr, tty bool, command []string) url.Values {
 		q.Add("command", c)
 	}
 	return q
-}
-
-// remoteCommand serves WebSocket clients (protocol v5) by translating to the
-// SPDY that kubelets speak, and passes SPDY and older WebSocket protocols on.
-func remoteCommand(location *url.URL, transport *http.Transport, o proxy.Options, responder rest.Responder) http.Handler {
-	return proxy.NewTranslatingHandler(
-		stream(location, transport, responder),
-		proxy.NewStreamTranslatorHandler(location, transport, 0, o),
-		wsstream.IsWebSocketRequestWithStreamCloseProtocol,
-	)
 }
 
 // checkStreams is upstream's rule that a terminal has no separate stderr.
@@ -198,7 +188,7 @@ func (r execREST) Connect(ctx context.Context, name string, opts runtime.Object,
 	if err != nil {
 		return nil, err
 	}
-	return remoteCommand(location, transport, proxy.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: stderr, Tty: o.TTY}, responder), nil
+	return stream(location, transport, responder), nil
 }
 
 type attachREST struct{ kubeletProxy }
@@ -228,7 +218,7 @@ func (r attachREST) Connect(ctx context.Context, name string, opts runtime.Objec
 	if err != nil {
 		return nil, err
 	}
-	return remoteCommand(location, transport, proxy.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: stderr, Tty: o.TTY}, responder), nil
+	return stream(location, transport, responder), nil
 }
 
 type portForwardREST struct{ kubeletProxy }
@@ -265,8 +255,7 @@ func (r portForwardREST) Connect(ctx context.Context, name string, opts runtime.
 	if err != nil {
 		return nil, err
 	}
-	handler := stream(location, transport, responder)
-	return proxy.NewTranslatingHandler(handler, proxy.NewTunnelingHandler(handler), wsstream.IsWebSocketRequestWithTunnelingProtocol), nil
+	return stream(location, transport, responder), nil
 }
 
 type logREST struct{ kubeletProxy }

@@ -100,27 +100,67 @@ func parseLogLine(raw []byte) (logLine, bool) {
 	return logLine{at: at, stamp: parts[0], stderr: bytes.Equal(parts[1], []byte("stderr")), text: text}, true
 }
 
-// logLocation finds the log of a container's attempt.
-func (k *Kubelet) logLocation(p *pod, o *corev1.Pod, name string, previous bool) (string, error) {
-	if containerSpec(o, name) == nil {
-		return "", fmt.Errorf("container %s is not valid for pod %s", name, o.Name)
-	}
+// logLocation finds the log of a container: of what runs, or else of what ran last,
+// or with previous of what ran before. done is closed when it gets no more lines;
+// nil when that is so already. The errors are upstream's texts.
+func (k *Kubelet) logLocation(p *pod, o *corev1.Pod, name string, previous bool) (path string, done <-chan struct{}, err error) {
 	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := p.want
+	if before == nil {
+		before = &o.Status
+	}
+	st := containerStatusIn(k.statusOf(p, o, before), name)
 	c := p.containers[name]
-	attempt, has := 0, false
-	if c != nil {
-		attempt, has = c.attempt, c.id != "" || c.exit != nil || c.last != nil
+	if st == nil || c == nil && st.State.Waiting == nil {
+		return "", nil, fmt.Errorf("container %q in pod %q is not available", name, o.Name)
 	}
-	p.mu.Unlock()
-	if !has {
-		return "", fmt.Errorf("container %q in pod %q is waiting to start", name, o.Name)
+	last := st.LastTerminationState.Terminated
+	id := ""
+	switch {
+	case previous && last == nil:
+		return "", nil, fmt.Errorf("previous terminated container %q in pod %q not found", name, o.Name)
+	case previous:
+		id = last.ContainerID
+	case st.State.Running != nil:
+		id, done = st.ContainerID, c.run.done()
+	case st.State.Terminated != nil:
+		id = st.State.Terminated.ContainerID
+	case last != nil:
+		id = last.ContainerID
+	default:
+		return "", nil, fmt.Errorf("container %q in pod %q is waiting to start: %s", name, o.Name, waitingFor(st.State.Waiting))
 	}
-	if previous {
-		if attempt--; attempt < 0 {
-			return "", fmt.Errorf("previous terminated container %q in pod %q not found", name, o.Name)
+	// Of older attempts the logs are gone.
+	for attempt := c.attempt; attempt >= max(0, c.attempt-2); attempt-- {
+		if containerID(o.UID, name, attempt) == id {
+			return k.logFileOf(o.UID, name, attempt), done, nil
 		}
 	}
-	return k.logFileOf(o.UID, name, attempt), nil
+	return "", nil, fmt.Errorf("container %q in pod %q is terminated", name, o.Name)
+}
+
+// containerStatusIn finds the status of a container of any kind.
+func containerStatusIn(s *corev1.PodStatus, name string) *corev1.ContainerStatus {
+	for _, list := range [][]corev1.ContainerStatus{s.ContainerStatuses, s.InitContainerStatuses, s.EphemeralContainerStatuses} {
+		for i := range list {
+			if list[i].Name == name {
+				return &list[i]
+			}
+		}
+	}
+	return nil
+}
+
+// waitingFor is the reason in the words that kubectl logs shows.
+func waitingFor(w *corev1.ContainerStateWaiting) string {
+	switch w.Reason {
+	case "ErrImagePull":
+		return "image can't be pulled"
+	case "ImagePullBackOff":
+		return "trying and failing to pull image"
+	}
+	return w.Reason
 }
 
 // readLog copies a log to w by the options. With Follow it goes on until ctx ends

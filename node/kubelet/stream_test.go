@@ -7,11 +7,13 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -37,7 +39,7 @@ func serving(t *testing.T, h *harness) *url.URL {
 	return u
 }
 
-func TestExecOverBothProtocols(t *testing.T) {
+func TestExecOverAllProtocols(t *testing.T) {
 	h := newHarness(t)
 	h.create(newTestPod("web", "nginx"))
 	h.create(newTestPod("proc", "busybox", "sh", "-c", "echo mine > /tmp/f; while :; do sleep 1; done"))
@@ -45,39 +47,20 @@ func TestExecOverBothProtocols(t *testing.T) {
 	h.until("proc", "ready", isReady)
 	base := serving(t, h)
 	for _, c := range []struct {
-		pod, script, in, out string
-		code                 int
+		pod, script, in, out, err string
+		code                      int
 	}{
-		{"web", "cat /usr/share/nginx/html/index.html | grep -c 'Welcome to nginx!' >/dev/null && hostname", "", "web\n", 0},
-		{"web", "grep nameserver /etc/resolv.conf; tail -1 /etc/hosts", "", "nameserver 10.96.0.10\n10.244.", 0},
-		{"proc", "cat /tmp/f; cat", "typed\n", "mine\ntyped\n", 0},
-		{"proc", "exit 42", "", "", 42},
+		{"web", "cat /usr/share/nginx/html/index.html | grep -c 'Welcome to nginx!' >/dev/null && hostname", "", "web\n", "", 0},
+		{"web", "grep nameserver /etc/resolv.conf; tail -1 /etc/hosts", "", "nameserver 10.96.0.10\n10.244.", "", 0},
+		{"proc", "cat /tmp/f; cat", "typed\n", "mine\ntyped\n", "", 0},
+		{"proc", "echo to stderr >&2; exit 42", "", "", "to stderr\n", 42},
 	} {
-		u := *base
-		u.Path = "/exec/default/" + c.pod + "/main"
-		q := url.Values{"command": {"sh", "-c", c.script}, "output": {"1"}, "error": {"1"}}
-		if c.in != "" {
-			q.Set("input", "1")
-		}
-		u.RawQuery = q.Encode()
-		cfg := &rest.Config{Host: base.Host}
-		viaSPDY, err := remotecommand.NewSPDYExecutor(cfg, http.MethodPost, &u)
-		if err != nil {
-			t.Fatal(err)
-		}
-		viaWS, err := remotecommand.NewWebSocketExecutorForProtocols(cfg, http.MethodGet, u.String(), "v4.channel.k8s.io")
-		if err != nil {
-			t.Fatal(err)
-		}
-		for name, e := range map[string]remotecommand.Executor{"SPDY": viaSPDY, "WebSocket": viaWS} {
-			if c.in != "" && name == "WebSocket" {
-				continue // version 4 cannot say that the input ends; the API server speaks SPDY
+		for name, e := range executors(t, base, c.pod, remotecommand.StreamOptions{Stdin: strings.NewReader(c.in)}, "sh", "-c", c.script) {
+			if c.in != "" && name == "WebSocket v4" {
+				continue // it cannot say that the input ends
 			}
 			var out, errOut bytes.Buffer
-			opts := remotecommand.StreamOptions{Stdout: &out, Stderr: &errOut}
-			if c.in != "" {
-				opts.Stdin = strings.NewReader(c.in)
-			}
+			opts := remotecommand.StreamOptions{Stdin: strings.NewReader(c.in), Stdout: &out, Stderr: &errOut}
 			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			err := e.StreamWithContext(ctx, opts)
 			cancel()
@@ -89,10 +72,165 @@ func TestExecOverBothProtocols(t *testing.T) {
 				t.Errorf("%s %q over %s: %v (%s)", c.pod, c.script, name, err, errOut.String())
 				continue
 			}
-			if code != c.code || !strings.HasPrefix(out.String(), c.out) {
+			if code != c.code || !strings.HasPrefix(out.String(), c.out) || errOut.String() != c.err {
 				t.Errorf("%s %q over %s: exit %d, out %q, err %q", c.pod, c.script, name, code, out.String(), errOut.String())
 			}
 		}
+	}
+}
+
+// executors are the ways in which clients open the streams of an exec.
+func executors(t *testing.T, base *url.URL, pod string, o remotecommand.StreamOptions, command ...string) map[string]remotecommand.Executor {
+	t.Helper()
+	u := *base
+	u.Path = "/exec/default/" + pod + "/main"
+	q := url.Values{"command": command, "output": {"1"}}
+	if o.Stdin != nil {
+		q.Set("input", "1")
+	}
+	if o.Tty {
+		q.Set("tty", "1")
+	} else {
+		q.Set("error", "1")
+	}
+	u.RawQuery = q.Encode()
+	cfg := &rest.Config{Host: base.Host}
+	viaSPDY, err := remotecommand.NewSPDYExecutor(cfg, http.MethodPost, &u)
+	if err != nil {
+		t.Fatal(err)
+	}
+	viaV5, err := remotecommand.NewWebSocketExecutor(cfg, http.MethodGet, u.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	viaV4, err := remotecommand.NewWebSocketExecutorForProtocols(cfg, http.MethodGet, u.String(), "v4.channel.k8s.io")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string]remotecommand.Executor{"SPDY": viaSPDY, "WebSocket v5": viaV5, "WebSocket v4": viaV4}
+}
+
+// sizeOnce is a terminal of one size.
+type sizeOnce chan remotecommand.TerminalSize
+
+func (s sizeOnce) Next() *remotecommand.TerminalSize {
+	size, ok := <-s
+	if !ok {
+		return nil
+	}
+	return &size
+}
+
+func TestTerminalHasTheClientsSize(t *testing.T) {
+	h := newHarness(t)
+	h.create(newTestPod("proc", "busybox", "sleep", "1000"))
+	h.until("proc", "ready", isReady)
+	base := serving(t, h)
+	const script = `until [ "$(stty size)" = "33 77" ]; do sleep 0.05; done; tty; exit 9`
+	for name, e := range executors(t, base, "proc", remotecommand.StreamOptions{Tty: true}, "sh", "-c", script) {
+		var out bytes.Buffer
+		size := make(sizeOnce, 1)
+		size <- remotecommand.TerminalSize{Width: 77, Height: 33}
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		err := e.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &out, Tty: true, TerminalSizeQueue: size})
+		cancel()
+		close(size)
+		var exit utilexec.CodeExitError
+		if !errors.As(err, &exit) || exit.Code != 9 || !strings.HasPrefix(out.String(), "/dev/") {
+			t.Errorf("over %s: %v, %q", name, err, out.String())
+		}
+	}
+}
+
+// relay passes connections on to a server until it is cut.
+type relay struct {
+	net.Listener
+	mu    sync.Mutex
+	conns []net.Conn
+	work  sync.WaitGroup
+}
+
+func newRelay(t *testing.T, to string) *relay {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &relay{Listener: l}
+	r.work.Go(func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", to)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			r.mu.Lock()
+			r.conns = append(r.conns, in, out)
+			r.mu.Unlock()
+			r.work.Go(func() { _, _ = io.Copy(out, in) }) // ends by the cut
+			r.work.Go(func() { _, _ = io.Copy(in, out) })
+		}
+	})
+	return r
+}
+
+// cut closes everything.
+func (r *relay) cut() {
+	_ = r.Close() // it was only listening
+	r.mu.Lock()
+	for _, c := range r.conns {
+		_ = c.Close() // one may be closed
+	}
+	r.mu.Unlock()
+	r.work.Wait()
+}
+
+// A connection that breaks ends the program, whichever protocol it was, and is no
+// success for the client.
+func TestBrokenConnectionEndsTheProgram(t *testing.T) {
+	h := newHarness(t)
+	h.create(newTestPod("proc", "busybox", "sleep", "1000"))
+	h.until("proc", "ready", isReady)
+	base := serving(t, h)
+	for name, open := range map[string]func(cfg *rest.Config, u *url.URL) (remotecommand.Executor, error){
+		"SPDY": func(cfg *rest.Config, u *url.URL) (remotecommand.Executor, error) {
+			return remotecommand.NewSPDYExecutor(cfg, http.MethodPost, u)
+		},
+		"WebSocket v5": func(cfg *rest.Config, u *url.URL) (remotecommand.Executor, error) {
+			return remotecommand.NewWebSocketExecutor(cfg, http.MethodGet, u.String())
+		},
+	} {
+		way := newRelay(t, base.Host)
+		u := *base
+		u.Host = way.Addr().String()
+		u.Path = "/exec/default/proc/main"
+		u.RawQuery = url.Values{"command": {"sh", "-c", "echo up; exec sleep 777"}, "output": {"1"}}.Encode()
+		e, err := open(&rest.Config{Host: u.Host}, &u)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, w := io.Pipe()
+		ended := make(chan error, 1)
+		go func() {
+			ended <- e.StreamWithContext(context.Background(), remotecommand.StreamOptions{Stdout: w})
+			_ = w.Close() // a pipe's Close has no error
+		}()
+		if _, err := io.ReadFull(r, make([]byte, 3)); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		h.eventuallyExec("proc", []string{"sh", "-c", "ps | grep -c '[s]leep 777'; true"}, "1\n")
+		way.cut()
+		go func() { _, _ = io.Copy(io.Discard, r) }() // ends with the pipe
+		err = <-ended
+		// The client's SPDY has no word for it: an end without a status is success.
+		if name != "SPDY" && err == nil {
+			t.Errorf("over %s a cut connection is success", name)
+		}
+		h.eventuallyExec("proc", []string{"sh", "-c", "ps | grep -c '[s]leep 777'; true"}, "0\n")
 	}
 }
 
@@ -190,40 +328,106 @@ func TestLogs(t *testing.T) {
 	}
 }
 
+// forward opens a port-forward over a protocol and returns the local ports and what
+// ends it.
+func forward(t *testing.T, base *url.URL, pod, protocol string, ports ...string) (local []int, ended chan error, stop func()) {
+	t.Helper()
+	u := *base
+	u.Path = "/portForward/default/" + pod
+	cfg := &rest.Config{Host: u.Host}
+	dialer, err := portforward.NewSPDYOverWebsocketDialer(&u, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if protocol == "SPDY" {
+		rt, up, err := spdy.RoundTripperFor(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dialer = spdy.NewDialer(up, &http.Client{Transport: rt}, http.MethodPost, &u)
+	}
+	quit, ready := make(chan struct{}), make(chan struct{})
+	fw, err := portforward.NewOnAddresses(dialer, []string{"127.0.0.1"}, ports, quit, ready, io.Discard, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended = make(chan error, 1)
+	go func() { ended <- fw.ForwardPorts() }()
+	select {
+	case <-ready:
+	case err := <-ended:
+		t.Fatalf("over %s: %v", protocol, err)
+	}
+	forwarded, err := fw.GetPorts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range forwarded {
+		local = append(local, int(p.Local))
+	}
+	return local, ended, func() { close(quit) }
+}
+
 func TestPortForward(t *testing.T) {
 	h := newHarness(t)
 	h.create(newTestPod("web", "nginx"))
+	p := newTestPod("two", "nginx")
+	p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "second", Image: "httpd", Ports: []corev1.ContainerPort{{ContainerPort: 8080}}})
+	h.create(p)
 	h.until("web", "ready", isReady)
-	u := *serving(t, h)
-	u.Path = "/portForward/default/web"
-	rt, up, err := spdy.RoundTripperFor(&rest.Config{Host: u.Host})
-	if err != nil {
-		t.Fatal(err)
+	h.until("two", "ready", isReady)
+	base := serving(t, h)
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}
+	get := func(port int) (*http.Response, error) {
+		res, err := client.Get("http://127.0.0.1:" + strconv.Itoa(port))
+		if err != nil {
+			return nil, err
+		}
+		_, err = io.Copy(io.Discard, res.Body)
+		return res, errors.Join(err, res.Body.Close())
 	}
-	dialer := spdy.NewDialer(up, &http.Client{Transport: rt}, http.MethodPost, &u)
-	stop, ready := make(chan struct{}), make(chan struct{})
-	fw, err := portforward.NewOnAddresses(dialer, []string{"127.0.0.1"}, []string{"0:80"}, stop, ready, io.Discard, io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- fw.ForwardPorts() }()
-	<-ready
-	ports, err := fw.GetPorts()
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 5 * time.Second}
-	res, err := client.Get("http://127.0.0.1:" + strconv.Itoa(int(ports[0].Local)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = res.Body.Close() }()
-	if res.Header.Get("X-Kplab-Pod") != "web" || res.Header.Get("X-Kplab-Client") != "127.0.0.1" {
-		t.Errorf("headers are %v", res.Header)
-	}
-	close(stop)
-	if err := <-ended; err != nil {
-		t.Errorf("forwarding ended with %v", err)
+	for _, protocol := range []string{"SPDY", "WebSocket"} {
+		t.Run(protocol, func(t *testing.T) {
+			local, ended, stop := forward(t, base, "two", protocol, "0:80", "0:8080")
+			// Several connections at once, to both ports.
+			var wg sync.WaitGroup
+			for i := range 10 {
+				wg.Go(func() {
+					res, err := get(local[i%2])
+					if err != nil {
+						t.Error(err)
+					} else if res.Header.Get("X-Kplab-Pod") != "two" || res.Header.Get("X-Kplab-Client") != "127.0.0.1" {
+						t.Errorf("headers are %v", res.Header)
+					}
+				})
+			}
+			wg.Wait()
+			// One that is reset by the client, in the middle, is only its own end.
+			conn, err := net.Dial("tcp", "127.0.0.1:"+strconv.Itoa(local[0]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.WriteString(conn, "GET / HTTP/1.1\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(conn.(*net.TCPConn).SetLinger(0), conn.Close()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := get(local[1]); err != nil {
+				t.Errorf("after a reset: %v", err)
+			}
+			stop()
+			if err := <-ended; err != nil {
+				t.Errorf("forwarding ended with %v", err)
+			}
+			// Where nobody listens the client is told, which ends its forward.
+			local, ended, _ = forward(t, base, "web", protocol, "0:81")
+			if _, err := get(local[0]); err == nil {
+				t.Error("port 81 answered")
+			}
+			if err := <-ended; err == nil || !strings.Contains(err.Error(), "lost connection to pod") {
+				t.Errorf("forwarding ended with %v", err)
+			}
+		})
 	}
 }
