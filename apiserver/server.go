@@ -59,6 +59,10 @@ type Config struct {
 	KubeletDial func(ctx context.Context, nodeName, addr string) (net.Conn, error)
 	// Log is where the server reports; nil discards.
 	Log *slog.Logger
+
+	// noWatchCache has every kind do without the watch cache: tests prove that
+	// clients cannot tell.
+	noWatchCache bool
 }
 
 // Server is the API of one lab.
@@ -93,7 +97,11 @@ func New(cfg Config) (s *Server, err error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", addr)
 		}
 	}
-	s = &Server{cfg: cfg, local: newLocalTokens(), kinds: registry.Kinds(), stop: newStopSignal(), ready: make(chan struct{})}
+	kinds := registry.Kinds()
+	for i := range kinds {
+		kinds[i].WatchCache = kinds[i].WatchCache && !cfg.noWatchCache
+	}
+	s = &Server{cfg: cfg, local: newLocalTokens(), kinds: kinds, stop: newStopSignal(), ready: make(chan struct{})}
 	names, ips := certificateSubjects(cfg)
 	if s.pki, err = openPKI(filepath.Join(cfg.StateDir, "pki"), names, ips); err != nil {
 		return nil, err

@@ -24,18 +24,17 @@ import (
 const keyPrefix = "/registry/"
 
 // restOptions gives each kind its part of the database, under the stock watch
-// cache. It implements generic.RESTOptionsGetter.
+// cache when the kind wants one. It implements generic.RESTOptionsGetter.
 type restOptions struct {
 	db     *store.DB
 	codecs serializer.CodecFactory
-	// versions are the group versions in which each resource is stored.
-	versions map[schema.GroupResource]schema.GroupVersion
+	kinds  map[schema.GroupResource]registry.Kind
 }
 
 func newRESTOptions(db *store.DB, codecs serializer.CodecFactory, kinds []registry.Kind) restOptions {
-	o := restOptions{db: db, codecs: codecs, versions: map[schema.GroupResource]schema.GroupVersion{}}
+	o := restOptions{db: db, codecs: codecs, kinds: map[schema.GroupResource]registry.Kind{}}
 	for _, k := range kinds {
-		o.versions[schema.GroupResource{Group: k.GroupVersion.Group, Resource: k.Resource}] = k.GroupVersion
+		o.kinds[schema.GroupResource{Group: k.GroupVersion.Group, Resource: k.Resource}] = k
 	}
 	return o
 }
@@ -50,7 +49,7 @@ func storagePrefix(gr schema.GroupResource) string {
 
 // GetRESTOptions implements generic.RESTOptionsGetter.
 func (o restOptions) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
-	gv, ok := o.versions[gr]
+	kind, ok := o.kinds[gr]
 	if !ok {
 		// Asked for subresources' and views' groups, only to compare prefixes.
 		return generic.RESTOptions{ResourcePrefix: storagePrefix(gr)}, nil
@@ -59,27 +58,44 @@ func (o restOptions) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (
 	if !ok {
 		return generic.RESTOptions{}, errors.New("the codecs know no protobuf")
 	}
+	gv := kind.GroupVersion
 	codec := o.codecs.CodecForVersions(info.Serializer, o.codecs.UniversalDeserializer(), gv, runtime.InternalGroupVersioner)
 	config := storagebackend.NewDefaultConfig(keyPrefix, codec).ForResource(gr)
 	config.EncodeVersioner = gv
+	decorator := o.plain
+	if kind.WatchCache {
+		decorator = o.cached
+	}
 	return generic.RESTOptions{
 		StorageConfig:           config,
-		Decorator:               o.decorate,
+		Decorator:               decorator,
 		ResourcePrefix:          storagePrefix(gr),
 		EnableGarbageCollection: true,
 		DeleteCollectionWorkers: 4,
 	}, nil
 }
 
-// decorate implements generic.StorageDecorator: our storage, the watch cache
-// over it.
-func (o restOptions) decorate(config *storagebackend.ConfigForResource, prefix string,
+// plain implements generic.StorageDecorator: our storage, as it is.
+func (o restOptions) plain(config *storagebackend.ConfigForResource, prefix string,
+	_ func(runtime.Object) (string, error), newFunc, newListFunc func() runtime.Object,
+	_ storage.AttrFunc, _ storage.IndexerFuncs, _ *cache.Indexers,
+) (storage.Interface, factory.DestroyFunc, error) {
+	return o.store(config, prefix, newFunc, newListFunc), func() {}, nil
+}
+
+func (o restOptions) store(config *storagebackend.ConfigForResource, prefix string, newFunc, newListFunc func() runtime.Object) storage.Interface {
+	return o.db.NewStore(store.Config{
+		Codec: config.Codec, NewFunc: newFunc, NewListFunc: newListFunc, Prefix: prefix, GroupResource: config.GroupResource,
+	})
+}
+
+// cached implements generic.StorageDecorator: our storage, the watch cache over
+// it.
+func (o restOptions) cached(config *storagebackend.ConfigForResource, prefix string,
 	keyFunc func(runtime.Object) (string, error), newFunc, newListFunc func() runtime.Object,
 	attrs storage.AttrFunc, triggers storage.IndexerFuncs, indexers *cache.Indexers,
 ) (storage.Interface, factory.DestroyFunc, error) {
-	raw := o.db.NewStore(store.Config{
-		Codec: config.Codec, NewFunc: newFunc, NewListFunc: newListFunc, Prefix: prefix,
-	})
+	raw := o.store(config, prefix, newFunc, newListFunc)
 	c, err := cacher.NewCacherFromConfig(cacher.Config{
 		Storage:             raw,
 		Versioner:           storage.APIObjectVersioner{},

@@ -56,9 +56,21 @@ func makeConfigMaps(tb testing.TB, s *testServer, n int) {
 	}
 }
 
+// bothWays runs test against a server with the watch cache and against one
+// without: a client must not be able to tell.
+func bothWays(t *testing.T, test func(t *testing.T, s *testServer)) {
+	t.Helper()
+	for name, without := range map[string]bool{"watch cache": false, "store": true} {
+		t.Run(name, func(t *testing.T) {
+			test(t, startServer(t, "", func(c *Config) { c.noWatchCache = without }))
+		})
+	}
+}
+
 // TestWatchList: initial events, then the bookmark that ends them.
-func TestWatchList(t *testing.T) {
-	s := startServer(t, "")
+func TestWatchList(t *testing.T) { bothWays(t, testWatchList) }
+
+func testWatchList(t *testing.T, s *testServer) {
 	makeNamespace(t, s, "default")
 	makeConfigMaps(t, s, 3)
 	w, err := s.client.CoreV1().ConfigMaps("default").Watch(t.Context(), metav1.ListOptions{
@@ -85,8 +97,9 @@ func TestWatchList(t *testing.T) {
 
 // TestStopEndsWatches: a server stops at once although clients watch it, and
 // their watches end rather than hang.
-func TestStopEndsWatches(t *testing.T) {
-	s := startServer(t, "")
+func TestStopEndsWatches(t *testing.T) { bothWays(t, testStopEndsWatches) }
+
+func testStopEndsWatches(t *testing.T, s *testServer) {
 	makeNamespace(t, s, "default")
 	w, err := s.client.CoreV1().Pods("").Watch(t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -110,8 +123,9 @@ func TestStopEndsWatches(t *testing.T) {
 
 // TestWatchFromZeroAndSelectors: revision 0 sends what is there; an object that
 // stops matching is deleted for the watcher.
-func TestWatchFromZeroAndSelectors(t *testing.T) {
-	s := startServer(t, "")
+func TestWatchFromZeroAndSelectors(t *testing.T) { bothWays(t, testWatchFromZeroAndSelectors) }
+
+func testWatchFromZeroAndSelectors(t *testing.T, s *testServer) {
 	ctx := t.Context()
 	makeNamespace(t, s, "default")
 	makeConfigMaps(t, s, 1)
@@ -147,8 +161,9 @@ func TestWatchFromZeroAndSelectors(t *testing.T) {
 
 // TestListRevisions: an empty list is a list, and a revision that does not exist
 // yet is a time-out that a client may repeat.
-func TestListRevisions(t *testing.T) {
-	s := startServer(t, "")
+func TestListRevisions(t *testing.T) { bothWays(t, testListRevisions) }
+
+func testListRevisions(t *testing.T, s *testServer) {
 	ctx := t.Context()
 	makeNamespace(t, s, "default")
 	get := s.client.CoreV1().RESTClient().Get
@@ -162,8 +177,9 @@ func TestListRevisions(t *testing.T) {
 	wantError(t, "match without a revision", err, apierrors.IsInvalid, "resourceVersionMatch is forbidden unless resourceVersion is provided")
 }
 
-func TestPages(t *testing.T) {
-	s := startServer(t, "")
+func TestPages(t *testing.T) { bothWays(t, testPages) }
+
+func testPages(t *testing.T, s *testServer) {
 	ctx := t.Context()
 	makeNamespace(t, s, "default")
 	makeConfigMaps(t, s, 25)
@@ -204,8 +220,9 @@ func TestPages(t *testing.T) {
 }
 
 // TestInformer runs a shared informer over protobuf and the watch list.
-func TestInformer(t *testing.T) {
-	s := startServer(t, "")
+func TestInformer(t *testing.T) { bothWays(t, testInformer) }
+
+func testInformer(t *testing.T, s *testServer) {
 	makeNamespace(t, s, "default")
 	makeConfigMaps(t, s, 5)
 	ctx, cancel := context.WithCancel(t.Context())

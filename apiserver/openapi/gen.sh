@@ -19,6 +19,8 @@ go run "k8s.io/kube-openapi/cmd/openapi-gen@$version" \
 	k8s.io/api/apps/v1 \
 	k8s.io/api/authentication/v1 \
 	k8s.io/api/autoscaling/v1 \
+	k8s.io/api/autoscaling/v2 \
+	k8s.io/api/batch/v1 \
 	k8s.io/api/certificates/v1 \
 	k8s.io/api/coordination/v1 \
 	k8s.io/api/core/v1 \
@@ -28,6 +30,8 @@ go run "k8s.io/kube-openapi/cmd/openapi-gen@$version" \
 	k8s.io/api/node/v1 \
 	k8s.io/api/policy/v1 \
 	k8s.io/api/rbac/v1 \
+	k8s.io/api/scheduling/v1 \
+	k8s.io/api/scheduling/v1alpha3 \
 	k8s.io/api/storage/v1 \
 	k8s.io/apimachinery/pkg/api/resource \
 	k8s.io/apimachinery/pkg/apis/meta/v1 \

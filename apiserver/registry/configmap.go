@@ -19,6 +19,7 @@ func configMapKind() Kind {
 	return Kind{
 		Resource: "configmaps", Singular: "configmap", Kind: "ConfigMap",
 		GroupVersion: corev1.SchemeGroupVersion, Namespaced: true,
+		WatchCache:     true,
 		ShortNames:     []string{"cm"},
 		New:            newObject[corev1.ConfigMap],
 		NewList:        newObject[corev1.ConfigMapList],

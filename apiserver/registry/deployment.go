@@ -20,6 +20,7 @@ func deploymentKind() Kind {
 	return Kind{
 		Resource: "deployments", Singular: "deployment", Kind: "Deployment",
 		GroupVersion: appsv1.SchemeGroupVersion, Namespaced: true,
+		WatchCache: true,
 		ShortNames: []string{"deploy"}, Categories: []string{"all"},
 		New:              newObject[appsv1.Deployment],
 		NewList:          newObject[appsv1.DeploymentList],
@@ -120,13 +121,7 @@ func validateRollingUpdate(r *appsv1.RollingUpdateDeployment, path *field.Path) 
 	if isZero(*r.MaxUnavailable) && isZero(*r.MaxSurge) {
 		errs = append(errs, field.Invalid(unavailable, r.MaxUnavailable, "may not be 0 when `maxSurge` is 0"))
 	}
-	if r.MaxUnavailable.Type == intstr.String {
-		// Of 100, a percentage is its number.
-		if n, err := intstr.GetScaledValueFromIntOrPercent(r.MaxUnavailable, 100, true); err == nil && n > 100 {
-			errs = append(errs, field.Invalid(unavailable, r.MaxUnavailable, "must not be greater than 100%"))
-		}
-	}
-	return errs
+	return append(errs, atMost100Percent(*r.MaxUnavailable, unavailable)...)
 }
 
 // isZero tells whether v is 0 or 0%.
@@ -143,10 +138,5 @@ func validateDeploymentStatus(d, old *appsv1.Deployment) field.ErrorList {
 	errs = append(errs, availableWithinReady(s.AvailableReplicas, s.ReadyReplicas)...)
 	errs = append(errs, notNegative(path.Child("unavailableReplicas"), s.UnavailableReplicas)...)
 	errs = append(errs, notNegative(path.Child("terminatingReplicas"), ptr.Deref(s.TerminatingReplicas, 0))...)
-	collisions := ptr.Deref(s.CollisionCount, 0)
-	errs = append(errs, notNegative(path.Child("collisionCount"), collisions)...)
-	if collisions < ptr.Deref(old.Status.CollisionCount, 0) {
-		errs = append(errs, field.Invalid(path.Child("collisionCount"), collisions, "cannot be decremented"))
-	}
-	return errs
+	return append(errs, validateCollisions(s.CollisionCount, old.Status.CollisionCount)...)
 }

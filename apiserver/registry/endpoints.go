@@ -22,6 +22,7 @@ func endpointsKind() Kind {
 	k := Kind{
 		Resource: "endpoints", Singular: "endpoints", Kind: "Endpoints",
 		GroupVersion: corev1.SchemeGroupVersion, Namespaced: true,
+		WatchCache:          true,
 		ShortNames:          []string{"ep"},
 		New:                 newObject[corev1.Endpoints],
 		NewList:             newObject[corev1.EndpointsList],

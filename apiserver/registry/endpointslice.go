@@ -30,6 +30,7 @@ func endpointSliceKind() Kind {
 	return Kind{
 		Resource: "endpointslices", Singular: "endpointslice", Kind: "EndpointSlice",
 		GroupVersion: discoveryv1.SchemeGroupVersion, Namespaced: true,
+		WatchCache:       true,
 		New:              newObject[discoveryv1.EndpointSlice],
 		NewList:          newObject[discoveryv1.EndpointSliceList],
 		Default:          forObject(defaultEndpointSlice),

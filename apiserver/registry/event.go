@@ -24,6 +24,7 @@ func eventKind() Kind {
 	return Kind{
 		Resource: "events", Singular: "event", Kind: "Event",
 		GroupVersion: corev1.SchemeGroupVersion, Namespaced: true,
+		WatchCache: true,
 		ShortNames: []string{"ev"},
 		New:        newObject[corev1.Event], NewList: newObject[corev1.EventList],
 		TTL:                 eventTTL,

@@ -99,6 +99,13 @@ type Kind struct {
 	// do not all look at every pod.
 	IndexedField string
 
+	// WatchCache keeps all objects of the kind, and its last events, decoded in
+	// memory, for a kind that many clients watch or that changes often. It costs
+	// goroutines and time at every start, so a kind that is seldom used does
+	// without: its lists and watches come from the store, with the same meaning
+	// but for the bookmarks that a cached watch gets once a minute.
+	WatchCache bool
+
 	// TTL, when not zero, is how long an object lives after its last write.
 	TTL time.Duration
 

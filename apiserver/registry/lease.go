@@ -12,7 +12,8 @@ func leaseKind() Kind {
 	return Kind{
 		Resource: "leases", Singular: "lease", Kind: "Lease",
 		GroupVersion: coordinationv1.SchemeGroupVersion, Namespaced: true,
-		New: newObject[coordinationv1.Lease], NewList: newObject[coordinationv1.LeaseList],
+		WatchCache: true,
+		New:        newObject[coordinationv1.Lease], NewList: newObject[coordinationv1.LeaseList],
 		Validate: validates(validateLease),
 		// Leader election depends on it that nobody writes without having read.
 		RequireResourceVersion: true,

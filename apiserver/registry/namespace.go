@@ -26,6 +26,7 @@ func namespaceKind() Kind {
 	return Kind{
 		Resource: "namespaces", Singular: "namespace", Kind: "Namespace",
 		GroupVersion: corev1.SchemeGroupVersion,
+		WatchCache:   true,
 		ShortNames:   []string{"ns"},
 		New:          newObject[corev1.Namespace], NewList: newObject[corev1.NamespaceList],
 		Name:    apivalidation.ValidateNamespaceName,

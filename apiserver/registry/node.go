@@ -26,6 +26,7 @@ func nodeKind() Kind {
 	return Kind{
 		Resource: "nodes", Singular: "node", Kind: "Node",
 		GroupVersion: corev1.SchemeGroupVersion,
+		WatchCache:   true,
 		ShortNames:   []string{"no"},
 		New:          newObject[corev1.Node], NewList: newObject[corev1.NodeList],
 		Default: forObject(func(n *corev1.Node) {

@@ -21,6 +21,7 @@ func podKind() Kind {
 	return Kind{
 		Resource: "pods", Singular: "pod", Kind: "Pod",
 		GroupVersion: corev1.SchemeGroupVersion, Namespaced: true,
+		WatchCache: true,
 		ShortNames: []string{"po"}, Categories: []string{"all"},
 		New: newObject[corev1.Pod], NewList: newObject[corev1.PodList],
 		Default:          forObject(defaultPod),

@@ -7,7 +7,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/registry/rest"
@@ -18,6 +17,7 @@ func replicaSetKind() Kind {
 	return Kind{
 		Resource: "replicasets", Singular: "replicaset", Kind: "ReplicaSet",
 		GroupVersion: appsv1.SchemeGroupVersion, Namespaced: true,
+		WatchCache: true,
 		ShortNames: []string{"rs"}, Categories: []string{"all"},
 		New:     newObject[appsv1.ReplicaSet],
 		NewList: newObject[appsv1.ReplicaSetList],
@@ -32,14 +32,8 @@ func replicaSetKind() Kind {
 		ValidateUpdate: validatesUpdate(func(r, old *appsv1.ReplicaSet) field.ErrorList {
 			return selectorImmutable(r.Spec.Selector, old.Spec.Selector)
 		}),
-		Status: &StatusStrategy{Validate: validatesUpdate(validateReplicaSetStatus)},
-		Columns: append([]metav1.TableColumnDefinition{
-			nameColumn,
-			column("Desired", "integer", "How many pods there should be."),
-			column("Current", "integer", "How many pods there are."),
-			column("Ready", "integer", "How many pods are ready."),
-			ageColumn,
-		}, templateColumns()...),
+		Status:  &StatusStrategy{Validate: validatesUpdate(validateReplicaSetStatus)},
+		Columns: replicaColumns(),
 		Row: row(func(r *appsv1.ReplicaSet) []any {
 			cells := []any{
 				r.Name, int64(ptr.Deref(r.Spec.Replicas, 1)), int64(r.Status.Replicas), int64(r.Status.ReadyReplicas),

@@ -16,7 +16,8 @@ func secretKind() Kind {
 	return Kind{
 		Resource: "secrets", Singular: "secret", Kind: "Secret",
 		GroupVersion: corev1.SchemeGroupVersion, Namespaced: true,
-		New: newObject[corev1.Secret], NewList: newObject[corev1.SecretList],
+		WatchCache: true,
+		New:        newObject[corev1.Secret], NewList: newObject[corev1.SecretList],
 		Default:        forObject(defaultSecret),
 		Validate:       validates(validateSecret),
 		ValidateUpdate: validatesUpdate(validateSecretUpdate),

@@ -22,6 +22,7 @@ func serviceKind() Kind {
 	k := Kind{
 		Resource: "services", Singular: "service", Kind: "Service",
 		GroupVersion: corev1.SchemeGroupVersion, Namespaced: true,
+		WatchCache: true,
 		ShortNames: []string{"svc"}, Categories: []string{"all"},
 		New:     newObject[corev1.Service],
 		NewList: newObject[corev1.ServiceList],

@@ -31,6 +31,7 @@ func serviceAccountKind() Kind {
 	return Kind{
 		Resource: "serviceaccounts", Singular: "serviceaccount", Kind: "ServiceAccount",
 		GroupVersion: corev1.SchemeGroupVersion, Namespaced: true,
+		WatchCache: true,
 		ShortNames: []string{"sa"},
 		New:        newObject[corev1.ServiceAccount], NewList: newObject[corev1.ServiceAccountList],
 		Name: apivalidation.ValidateServiceAccountName,

@@ -9,12 +9,14 @@ import (
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 )
 
-// What Deployments and ReplicaSets have in common.
+// What the kinds that make pods from a template have in common.
 
 // templateColumns are the wide columns of kinds that make pods from a template.
 func templateColumns() []metav1.TableColumnDefinition {
@@ -23,6 +25,17 @@ func templateColumns() []metav1.TableColumnDefinition {
 		wideColumn("Images", "Images of the containers in the pod template."),
 		wideColumn("Selector", "The label selector of the pods."),
 	}
+}
+
+// replicaColumns are the columns of kinds that keep a number of pods.
+func replicaColumns() []metav1.TableColumnDefinition {
+	return append([]metav1.TableColumnDefinition{
+		nameColumn,
+		column("Desired", "integer", "How many pods there should be."),
+		column("Current", "integer", "How many pods there are."),
+		column("Ready", "integer", "How many pods are ready."),
+		ageColumn,
+	}, templateColumns()...)
 }
 
 // templateCells are the cells of templateColumns.
@@ -34,7 +47,7 @@ func templateCells(t *corev1.PodTemplateSpec, selector *metav1.LabelSelector) []
 	return []any{strings.Join(names, ","), strings.Join(images, ","), metav1.FormatLabelSelector(selector)}
 }
 
-// validateReplicated checks the fields that both kinds have under the same names.
+// validateReplicated checks the fields that the kinds have under the same names.
 func validateReplicated(what string, replicas *int32, minReady int32, selector *metav1.LabelSelector, template *corev1.PodTemplateSpec) field.ErrorList {
 	spec := field.NewPath("spec")
 	var errs field.ErrorList
@@ -82,6 +95,45 @@ func validateIntOrPercent(v intstr.IntOrString, path *field.Path) field.ErrorLis
 		return invalidIf(path, v, validation.IsValidPercent(v.StrVal))
 	}
 	return notNegative(path, v.IntVal)
+}
+
+// atMost100Percent refuses a percentage of more than all.
+func atMost100Percent(v intstr.IntOrString, path *field.Path) field.ErrorList {
+	if v.Type == intstr.String {
+		// Of 100, a percentage is its number.
+		if n, err := intstr.GetScaledValueFromIntOrPercent(&v, 100, true); err == nil && n > 100 {
+			return field.ErrorList{field.Invalid(path, v, "must not be greater than 100%")}
+		}
+	}
+	return nil
+}
+
+// noDeadline refuses a pod template whose pods would end by themselves.
+func noDeadline(t *corev1.PodTemplateSpec, what string, spec *field.Path) field.ErrorList {
+	if t.Spec.ActiveDeadlineSeconds == nil {
+		return nil
+	}
+	return field.ErrorList{field.Forbidden(spec.Child("template", "spec", "activeDeadlineSeconds"),
+		"activeDeadlineSeconds in "+what+" is not Supported")}
+}
+
+// controllerText names an owner as kubectl does: statefulset.apps/web.
+func controllerText(ref *metav1.OwnerReference) string {
+	kind := strings.ToLower(ref.Kind)
+	if gv, err := schema.ParseGroupVersion(ref.APIVersion); err == nil && gv.Group != "" {
+		kind += "." + gv.Group
+	}
+	return kind + "/" + ref.Name
+}
+
+// validateCollisions makes sure that the counter of name collisions only grows.
+func validateCollisions(now, was *int32) field.ErrorList {
+	path, n := field.NewPath("status", "collisionCount"), ptr.Deref(now, 0)
+	errs := notNegative(path, n)
+	if n < ptr.Deref(was, 0) {
+		errs = append(errs, field.Invalid(path, n, "cannot be decremented"))
+	}
+	return errs
 }
 
 // counter is one counter of a status.
