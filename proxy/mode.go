@@ -37,8 +37,8 @@ type Program interface {
 	Apply(context.Context) error
 }
 
-// Checker is implemented by modes that can tell that somebody else removed
-// their rules.
+// Checker is implemented by modes that can tell that somebody else changed or
+// removed their rules.
 type Checker interface {
 	// Intact looks, cheaply, whether the applied program is still in place. When
 	// it reports false, the next Apply writes everything that is missing.

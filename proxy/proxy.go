@@ -82,8 +82,10 @@ type Config struct {
 type Status struct {
 	// Mode is the mode's name.
 	Mode string
-	// Applied is when the kernel was last read back and found to hold the wanted
-	// state; zero before the first time. Took is how long that sync took.
+	// Applied is when a sync last ended well: the kernel holds the wanted state, by
+	// what this sync read back of its own changes and by the last look at all of it
+	// (one every SyncPeriod); zero before the first time. Took is how long that
+	// sync took.
 	Applied time.Time
 	Took    time.Duration
 	// Revisions are the newest revisions, by resource, that the applied state
@@ -93,7 +95,7 @@ type Status struct {
 	// there is none.
 	Queued time.Time
 	// Syncs and Failures count since the start; Repairs counts how often somebody
-	// else had removed the rules.
+	// else had changed or removed rules.
 	Syncs, Failures, Repairs int
 	// Err is why the last sync failed; nil when it did not.
 	Err error
@@ -354,7 +356,7 @@ func (p *Proxy) applySnapshot(ctx context.Context, before, snapshot *Snapshot) e
 	return err
 }
 
-// heal looks once every sync period whether somebody removed the rules, and
+// heal looks once every sync period whether the rules are as written, and
 // makes the next Apply write everything in that case.
 func (p *Proxy) heal(ctx context.Context) error {
 	checker, ok := p.cfg.Mode.(Checker)
@@ -372,7 +374,7 @@ func (p *Proxy) heal(ctx context.Context) error {
 	p.mu.Lock()
 	p.status.Repairs++
 	p.mu.Unlock()
-	p.log.Warn("rules were removed by somebody else; writing all of them again")
+	p.log.Warn("rules were changed or removed by somebody else; writing again what differs")
 	if r, ok := p.cfg.Mode.(Resetter); ok {
 		r.Reset()
 	}

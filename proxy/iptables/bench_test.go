@@ -187,6 +187,30 @@ func BenchmarkOneChange(b *testing.B) {
 	}
 }
 
+// BenchmarkIntact looks whether everything is still there, as the proxy does every
+// 30 seconds: when nobody has changed a rule since the last look, and when somebody
+// has.
+func BenchmarkIntact(b *testing.B) {
+	nettest.NeedRoot(b)
+	nettest.Need(b, "iptables")
+	for _, n := range sizes(1000) {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			m := New(Options{NetNS: nettest.NewNS(b)})
+			apply(b, m, filled(n).Decide(testFacts()))
+			for name, prepare := range map[string]func(){"still": func() {}, "changed": func() { clear(m.checked) }} {
+				b.Run(name, func(b *testing.B) {
+					for b.Loop() {
+						prepare()
+						if intact, err := m.Intact(b.Context()); err != nil || !intact {
+							b.Fatalf("intact %v, %v", intact, err)
+						}
+					}
+				})
+			}
+		})
+	}
+}
+
 // BenchmarkDetect is what a node's start pays for knowing its kernel.
 func BenchmarkDetect(b *testing.B) {
 	nettest.NeedRoot(b)

@@ -40,16 +40,11 @@ func (m *Mode) Cleanup(ctx context.Context) error {
 func (m *Mode) cleanTable(ctx context.Context, family corev1.IPFamily, table string) error {
 	if m.tool.variant == VariantNFT {
 		// No process at all where there is nothing of ours.
-		k, err := dialNFNL(m.opts.NetNS)
+		names, err := m.chainUses(ctx, family, table)
 		if err != nil {
 			return err
 		}
-		names, err := k.chainUses(nfFamily(family), table)
-		k.close()
-		if err != nil {
-			return err
-		}
-		if !ownsAny(table, names) {
+		if !ownsAny(table, names[table]) {
 			return nil
 		}
 	}
@@ -115,27 +110,11 @@ func (m *Mode) cleanTable(ctx context.Context, family corev1.IPFamily, table str
 // leftBehind reads back that a table holds nothing of ours but chains that
 // foreign rules use.
 func (m *Mode) leftBehind(ctx context.Context, family corev1.IPFamily, table string, foreign map[string]string) error {
-	var names map[string]int
-	if m.tool.variant == VariantNFT {
-		k, err := dialNFNL(m.opts.NetNS)
-		if err != nil {
-			return err
-		}
-		defer k.close()
-		if names, err = k.chainUses(nfFamily(family), table); err != nil {
-			return err
-		}
-	} else {
-		saved, err := m.tool.save(ctx, family, table)
-		if err != nil {
-			return err
-		}
-		names = make(map[string]int, len(saved.names))
-		for _, name := range saved.names {
-			names[name] = 0
-		}
+	names, err := m.chainUses(ctx, family, table)
+	if err != nil {
+		return err
 	}
-	for name := range names {
+	for name := range names[table] {
 		if !isOwnChain(table, name) {
 			continue
 		}

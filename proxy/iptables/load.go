@@ -4,8 +4,8 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -61,16 +61,9 @@ func (m *Mode) existing(ctx context.Context, family corev1.IPFamily) (map[string
 	out := map[string]*savedTable{}
 	var names map[string]map[string]int
 	if m.tool.variant == VariantNFT {
-		k, err := dialNFNL(m.opts.NetNS)
-		if err != nil {
+		var err error
+		if names, err = m.chainUses(ctx, family, tables[:]...); err != nil {
 			return nil, err
-		}
-		defer k.close()
-		names = map[string]map[string]int{}
-		for _, table := range tables {
-			if names[table], err = k.chainUses(nfFamily(family), table); err != nil {
-				return nil, err
-			}
 		}
 	}
 	for _, table := range tables {
@@ -253,118 +246,165 @@ func (m *Mode) removeStale(ctx context.Context, r *ruleset, have *savedTable, wa
 	return m.write(ctx, r, c)
 }
 
-// readBackAll checks every chain of the ruleset, and that no other chain of ours
-// is left.
+// errDiffers says that the kernel does not hold what was written.
+var errDiffers = errors.New("somebody else writes to it, or it was flushed")
+
+func wrongCount(table, chain string, got, want int) error {
+	return fmt.Errorf("read back: chain %s of table %s has %d rules instead of %d; %w", chain, table, got, want, errDiffers)
+}
+
+// readBackAll checks every chain of the ruleset and the jumps from the built-in
+// chains, and that no other chain of ours is left. One list of the kernel's
+// chains decides it nearly always; single chains are counted where it leaves a
+// doubt. The error wraps errDiffers when the kernel was read and holds something
+// else.
 func (m *Mode) readBackAll(ctx context.Context, r *ruleset) error {
+	// Asked for first: a change while the list is read belongs to the next look.
+	now, err := m.generation()
+	if err != nil {
+		return err
+	}
+	have, err := m.chainUses(ctx, r.family, tables[:]...)
+	if err != nil {
+		return err
+	}
 	for _, table := range tables {
-		exact := map[string]int{} // the few chains that are counted one by one
-		for _, c := range r.fixed(table) {
-			exact[c.name] = c.rules
-		}
-		for _, h := range hubsOf(table) {
-			exact[h.chain()] = r.hubRules(h)
-		}
-		atLeast := map[string]int{}
-		for _, j := range r.jumps(table) {
-			atLeast[j.chain]++
-		}
-		services := map[string]int{}
-		if table == "nat" {
-			services = r.serviceRules()
-		}
-		have, err := m.present(ctx, r, table, services, exact)
-		if err != nil {
+		if err := m.compare(ctx, r, table, have[table]); err != nil {
 			return err
 		}
-		for name := range have {
-			_, e := exact[name]
-			_, s := services[name]
-			if !e && !s && isOwnChain(table, name) && name != chainFirewall {
-				return fmt.Errorf("read back: chain %s of table %s should be gone", name, table)
-			}
+	}
+	m.checked[r.family] = now
+	return nil
+}
+
+// compare checks one table against the list of its chains.
+func (m *Mode) compare(ctx context.Context, r *ruleset, table string, have map[string]int) error {
+	var missing []string
+	ours := 0
+	doubt, jumps := map[string]int{}, map[string]int{}
+	r.expect(table, func(name string, t tally) {
+		uses, there := have[name]
+		switch {
+		case !there:
+			missing = append(missing, name)
+		case uses != t.rules+t.jumps:
+			doubt[name], jumps[name] = t.rules, t.jumps
 		}
-		maps.Copy(exact, atLeast)
-		got, err := m.countRules(ctx, r.family, table, exact)
-		if err != nil {
-			return err
+		ours++
+	})
+	if len(missing) > 0 {
+		return fmt.Errorf("read back: chain %s of table %s is not there; %w", missing[0], table, errDiffers)
+	}
+	for name := range have {
+		if isOwnChain(table, name) {
+			ours--
 		}
-		for name, n := range exact {
-			if _, foreignToo := atLeast[name]; got[name] < n || (got[name] > n && !foreignToo) {
-				return wrongCount(table, name, got[name], n)
-			}
+	}
+	if ours < 0 {
+		if stale := r.stale(table, have); stale != "" {
+			return fmt.Errorf("read back: chain %s of table %s should be gone; %w", stale, table, errDiffers)
+		}
+	}
+	if len(doubt) == 0 {
+		return nil
+	}
+	got, err := m.countRules(ctx, r.family, table, doubt)
+	if err != nil {
+		return err
+	}
+	for name, n := range doubt {
+		if got[name] != n {
+			return wrongCount(table, name, got[name], n)
+		}
+		// More jumps than ours are somebody else's.
+		if lead := have[name] - n; lead < jumps[name] {
+			return fmt.Errorf("read back: %d rules jump to chain %s of table %s instead of %d; %w", lead, name, table, jumps[name], errDiffers)
 		}
 	}
 	return nil
 }
 
-func wrongCount(table, chain string, got, want int) error {
-	return fmt.Errorf("read back: chain %s of table %s has %d rules instead of %d; somebody else writes to it, or it was flushed", chain, table, got, want)
-}
-
-// serviceRules counts the rules of each chain of a Service or endpoint.
-func (r *ruleset) serviceRules() map[string]int {
-	out := make(map[string]int, 8*len(r.blocks))
-	for _, bl := range r.blocks {
-		for i := range bl.chains {
-			out[bl.chains[i].name] = bl.chains[i].rules
+// stale finds a chain of ours that the ruleset has no use for.
+func (r *ruleset) stale(table string, have map[string]int) string {
+	wanted := map[string]bool{chainFirewall: true} // left empty where the family has none
+	r.expect(table, func(name string, _ tally) { wanted[name] = true })
+	for name := range have {
+		if isOwnChain(table, name) && !wanted[name] {
+			return name
 		}
 	}
-	return out
+	return ""
 }
 
-// present lists the chains of a table, and adds to exact those of services about
-// which the list leaves a doubt: the kernel lists rules and references together.
-func (m *Mode) present(ctx context.Context, r *ruleset, table string, services, exact map[string]int) (map[string]int, error) {
-	if m.tool.variant == VariantLegacy {
-		saved, err := m.tool.save(ctx, r.family, table)
-		if err != nil {
-			return nil, err
-		}
-		have := make(map[string]int, len(saved.names))
-		for _, name := range saved.names {
-			have[name] = len(saved.rules[name])
-		}
-		for name, n := range services {
-			if have[name] != n {
-				return nil, wrongCount(table, name, have[name], n)
+// tally is what the kernel must hold of a chain: its rules, and at least so many
+// rules that jump to it.
+type tally struct{ rules, jumps int }
+
+// expect calls fn for each chain of ours in a table.
+func (r *ruleset) expect(table string, fn func(name string, t tally)) {
+	jumps := map[string]int{}
+	for _, j := range r.jumps(table) {
+		jumps[target(" "+j.rule)]++
+	}
+	if table == "nat" {
+		jumps[chainNodePorts] += strings.Count(r.tail, "-j "+chainNodePorts+"\n")
+		for _, bl := range r.blocks {
+			jumps[chainMarkMasq] += bl.marks
+			for i := range bl.chains {
+				c := &bl.chains[i]
+				fn(c.name, tally{c.rules, c.jumps})
 			}
 		}
-		return have, nil
+	}
+	for _, c := range r.fixed(table) {
+		fn(c.name, tally{c.rules, jumps[c.name]})
+	}
+	for _, h := range hubsOf(table) {
+		fn(h.chain(), tally{r.hubRules(h), jumps[h.chain()]})
+	}
+}
+
+// generation is a number that changes with every change of any rule in the
+// namespace; 0 where the kernel does not say.
+func (m *Mode) generation() (uint32, error) {
+	if m.tool.variant != VariantNFT {
+		return 0, nil
 	}
 	k, err := dialNFNL(m.opts.NetNS)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
 	defer k.close()
-	have, err := k.chainUses(nfFamily(r.family), table)
-	if err != nil || len(services) == 0 {
-		return have, err
-	}
-	refs := r.references()
-	for name, n := range services {
-		if have[name] != n+refs[name] {
-			exact[name] = n
-		}
-	}
-	return have, nil
+	return k.generation()
 }
 
-// references counts the rules that jump to each chain of a Service or endpoint.
-func (r *ruleset) references() map[string]int {
-	out := make(map[string]int, 8*len(r.blocks))
-	count := func(text string) {
-		for l := range strings.Lines(text) {
-			if to := target(strings.TrimSuffix(l, "\n")); isServiceChain(to) {
-				out[to]++
+// chainUses lists the chains of tables, each with its rules and the rules that
+// jump to it in one number: more the kernel does not say of all chains at once,
+// and it changes with every rule that somebody removes.
+func (m *Mode) chainUses(ctx context.Context, family corev1.IPFamily, of ...string) (map[string]map[string]int, error) {
+	if m.tool.variant == VariantNFT {
+		k, err := dialNFNL(m.opts.NetNS)
+		if err != nil {
+			return nil, err
+		}
+		defer k.close()
+		return k.chainUses(nfFamily(family))
+	}
+	out := map[string]map[string]int{}
+	for _, table := range of {
+		saved, err := m.tool.save(ctx, family, table)
+		if err != nil {
+			return nil, err
+		}
+		out[table] = make(map[string]int, len(saved.names))
+		for _, name := range saved.names {
+			out[table][name] += len(saved.rules[name])
+			for _, l := range saved.rules[name] {
+				if to := target(l); saved.has(to) {
+					out[table][to]++
+				}
 			}
 		}
 	}
-	for _, bl := range r.blocks {
-		for i := range bl.chains {
-			count(bl.chains[i].text)
-		}
-		count(bl.hubs[natServices])
-		count(bl.hubs[natNodePorts])
-	}
-	return out
+	return out, nil
 }

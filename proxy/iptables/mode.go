@@ -4,6 +4,7 @@ package iptables
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -69,6 +70,7 @@ type Mode struct {
 
 	tool    *tool
 	applied map[corev1.IPFamily]*ruleset // what the kernel has; absent: unknown
+	checked map[corev1.IPFamily]uint32   // the generation in which all of it was read back
 	sysctl  sysctlState
 }
 
@@ -80,7 +82,7 @@ type rendered struct {
 
 // New returns the mode. It touches nothing.
 func New(opts Options) *Mode {
-	m := &Mode{opts: opts, exec: opts.Exec, log: opts.Log, features: opts.Features, known: map[corev1.IPFamily]*rendered{}, applied: map[corev1.IPFamily]*ruleset{}}
+	m := &Mode{opts: opts, exec: opts.Exec, log: opts.Log, features: opts.Features, known: map[corev1.IPFamily]*rendered{}, applied: map[corev1.IPFamily]*ruleset{}, checked: map[corev1.IPFamily]uint32{}}
 	if m.exec == nil {
 		m.exec = execx.Host()
 		if opts.NetNS != nil {
@@ -269,31 +271,22 @@ func (m *Mode) createAccts() error {
 	return nil
 }
 
-// Intact implements proxy.Checker by looking for the canary chains: whoever
-// flushes a table takes them along.
+// Intact implements proxy.Checker by counting what the kernel has: a canary alone
+// would outlive `iptables -F`, which empties chains and keeps them.
 func (m *Mode) Intact(ctx context.Context) (bool, error) {
-	for family := range m.applied {
-		if m.tool.variant != VariantNFT {
-			for _, table := range tables {
-				saved, err := m.tool.save(ctx, family, table)
-				if err != nil || !saved.has(chainCanary) {
-					return false, err
-				}
-			}
-			continue
-		}
-		c, err := dialNFNL(m.opts.NetNS)
+	for family, r := range m.applied {
+		now, err := m.generation()
 		if err != nil {
 			return false, err
 		}
-		for _, table := range tables {
-			ok, err := c.hasChain(nfFamily(family), table, chainCanary)
-			if err != nil || !ok {
-				c.close()
-				return false, err
-			}
+		if now != 0 && now == m.checked[family] {
+			continue // nobody has changed anything since
 		}
-		c.close()
+		if err := m.readBackAll(ctx, r); errors.Is(err, errDiffers) {
+			return false, nil
+		} else if err != nil {
+			return false, err
+		}
 	}
 	return true, nil
 }

@@ -27,12 +27,14 @@ const (
 	msgDelChain = subsysNFTables | 5
 	msgGetRule  = subsysNFTables | 7
 	msgDelRule  = subsysNFTables | 8
+	msgGetGen   = subsysNFTables | 16
 
 	attrChainTable = 1
 	attrChainName  = 3
 	attrChainUse   = 6
 	attrRuleTable  = 1
 	attrRuleChain  = 2
+	attrGenID      = 1
 
 	msgAcctNew = subsysAcct // NFNL_MSG_ACCT_NEW is 0
 	msgAcctDel = subsysAcct | 3
@@ -205,31 +207,59 @@ func (c *nfnl) dump(typ uint16, family uint8, attributes []attr, reset func(), f
 	}
 }
 
-// chainUses lists the chains of a table, each with the number of its rules plus
-// the number of rules that jump to it, as the kernel keeps it.
-func (c *nfnl) chainUses(family uint8, table string) (map[string]int, error) {
-	var out map[string]int
-	err := c.dump(msgGetChain, family, nil, func() { out = map[string]int{} }, func(body []byte) {
-		var in, name string
+// chainUses lists the chains of the mode's tables, each with the number of its
+// rules plus the number of rules that jump to it, as the kernel keeps it.
+func (c *nfnl) chainUses(family uint8) (map[string]map[string]int, error) {
+	out := map[string]map[string]int{}
+	reset := func() {
+		for _, t := range tables {
+			out[t] = map[string]int{}
+		}
+	}
+	// One list for all tables: the kernel lists no table alone.
+	err := c.dump(msgGetChain, family, nil, reset, func(body []byte) {
+		var in map[string]int
+		var name string
 		use := 0
 		attrs(body, func(typ uint16, value []byte) {
 			switch {
 			case typ == attrChainTable:
-				in = cstring(value)
+				in = out[cstring(value)]
 			case typ == attrChainName:
 				name = cstring(value)
 			case typ == attrChainUse && len(value) == 4:
 				use = int(binary.BigEndian.Uint32(value))
 			}
 		})
-		if in == table {
-			out[name] = use
+		if in != nil {
+			in[name] = use
 		}
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list the chains of table %s: %w", table, err)
+		return nil, fmt.Errorf("list the chains: %w", err)
 	}
 	return out, nil
+}
+
+// generation is the number of the ruleset in force, which every transaction of
+// the namespace raises.
+func (c *nfnl) generation() (uint32, error) {
+	b, seq := c.message(nil, msgGetGen, unix.NLM_F_ACK, unix.AF_UNSPEC, 0)
+	if err := c.send(b); err != nil {
+		return 0, err
+	}
+	var id uint32
+	err := c.receive(seq, func(_ uint16, body []byte) {
+		attrs(body, func(typ uint16, value []byte) {
+			if typ == attrGenID && len(value) == 4 {
+				id = binary.BigEndian.Uint32(value)
+			}
+		})
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read the generation of the ruleset: %w", err)
+	}
+	return id, nil
 }
 
 // countRules counts the rules of one chain; one that is not there has none. It
@@ -242,22 +272,6 @@ func (c *nfnl) countRules(family uint8, table, chain string) (int, error) {
 		return 0, fmt.Errorf("count the rules of chain %s of table %s: %w", chain, table, err)
 	}
 	return n, nil
-}
-
-// hasChain says whether a chain exists.
-func (c *nfnl) hasChain(family uint8, table, chain string) (bool, error) {
-	b, seq := c.message(nil, msgGetChain, unix.NLM_F_ACK, family, 0, attr{attrChainTable, table}, attr{attrChainName, chain})
-	if err := c.send(b); err != nil {
-		return false, err
-	}
-	switch err := c.receive(seq, nil); {
-	case err == nil:
-		return true, nil
-	case errors.Is(err, unix.ENOENT):
-		return false, nil
-	default:
-		return false, fmt.Errorf("look for chain %s of table %s: %w", chain, table, err)
-	}
 }
 
 // removeChains empties and deletes chains. First all are emptied, so that none

@@ -47,6 +47,7 @@ type chain struct {
 	name  string
 	text  string
 	rules int
+	jumps int // rules that jump to it, where it is a Service's or an endpoint's
 }
 
 // block is what one Service port adds to the ruleset. It is made once and never
@@ -56,6 +57,7 @@ type block struct {
 	// those that jump to it.
 	chains []chain
 	hubs   [hubs]string
+	marks  int // jumps to KUBE-MARK-MASQ
 	sum    [sha256.Size]byte
 }
 
@@ -78,7 +80,7 @@ func (s settings) v6() bool { return s.family == corev1.IPv6Protocol }
 // form in which iptables-save prints them, so that a ruleset can be compared
 // with the kernel's as text.
 func renderBlock(s settings, p *proxy.ServicePort) *block {
-	w := writer{settings: s, port: p, name: p.String(), key: portKey(p.ServicePortName), proto: strings.ToLower(string(p.Protocol))}
+	w := writer{settings: s, port: p, name: p.String(), key: portKey(p.ServicePortName), proto: strings.ToLower(string(p.Protocol)), jumps: map[string]int{}}
 	id := hash(w.key)
 	w.svc, w.svl, w.ext, w.fw = prefixCluster+id, prefixLocal+id, prefixExternal+id, prefixFirewall+id
 	w.internal()
@@ -86,8 +88,11 @@ func renderBlock(s settings, p *proxy.ServicePort) *block {
 	w.serviceChains()
 	h := sha256.New()
 	for i := range w.out.chains {
-		h.Write([]byte(w.out.chains[i].text))
+		c := &w.out.chains[i]
+		c.jumps = w.jumps[c.name]
+		h.Write([]byte(c.text))
 	}
+	w.out.marks = w.jumps[chainMarkMasq]
 	for i := range w.hubs {
 		w.out.hubs[i] = w.hubs[i].String()
 		h.Write([]byte(w.out.hubs[i]))
@@ -106,6 +111,7 @@ type writer struct {
 	current            strings.Builder // the chain being written
 	currentName        string
 	currentRules       int
+	jumps              map[string]int // to each chain of ours
 	out                block
 	sepNames, sepAddrs []string // parallel to the endpoints of endpointChains
 }
@@ -113,11 +119,18 @@ type writer struct {
 // rule appends a rule to the chain being written.
 func (w *writer) rule(parts ...string) {
 	w.currentRules++
-	line(&w.current, w.currentName, parts)
+	w.line(&w.current, w.currentName, parts)
 }
 
 // to appends a rule to a hub.
-func (w *writer) to(h hub, parts ...string) { line(&w.hubs[h], h.chain(), parts) }
+func (w *writer) to(h hub, parts ...string) { w.line(&w.hubs[h], h.chain(), parts) }
+
+func (w *writer) line(b *strings.Builder, chain string, parts []string) {
+	if name, ours := strings.CutPrefix(parts[len(parts)-1], "-j KUBE-"); ours {
+		w.jumps["KUBE-"+name]++
+	}
+	line(b, chain, parts)
+}
 
 func line(b *strings.Builder, chain string, parts []string) {
 	b.WriteString("-A ")
