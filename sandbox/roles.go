@@ -20,35 +20,59 @@ import (
 // daemon dies, and that bond is to a thread, while Go's threads come and go.
 type roles struct {
 	program string
-	work    chan func()
-	done    sync.WaitGroup
+	// work is received by the thread, which runs what it got; early holds the
+	// roles to start ahead. Nobody sends while it holds the lock.
+	work  chan func()
+	early chan string
+	quit  chan struct{}
+	done  sync.WaitGroup
 
-	mu      sync.Mutex
-	ready   map[string]*reexec.Role
-	stopped bool
+	mu    sync.Mutex
+	ready map[string]*reexec.Role
 }
 
 func startRoles(program string) *roles {
-	r := &roles{program: program, work: make(chan func(), 64), ready: make(map[string]*reexec.Role)}
+	r := &roles{
+		program: program, work: make(chan func()), early: make(chan string, 8), quit: make(chan struct{}),
+		ready: make(map[string]*reexec.Role),
+	}
 	r.done.Go(func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		for f := range r.work {
-			f()
-		}
+		r.serve()
 	})
 	return r
 }
 
-// submit queues f for the thread.
+// serve is the thread's loop. Who waits for a process comes before a process for
+// which nobody waits yet.
+func (r *roles) serve() {
+	for {
+		select {
+		case f := <-r.work:
+			f()
+			continue
+		default:
+		}
+		select {
+		case f := <-r.work:
+			f()
+		case role := <-r.early:
+			r.prepare(role)
+		case <-r.quit:
+			return
+		}
+	}
+}
+
+// submit hands f to the thread, which runs it when submit returned nil.
 func (r *roles) submit(f func()) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.stopped {
+	select {
+	case r.work <- f:
+		return nil
+	case <-r.quit:
 		return ErrClosed
 	}
-	r.work <- f
-	return nil
 }
 
 // take returns a process in a role that waits for work. The caller owns it.
@@ -57,43 +81,48 @@ func (r *roles) take(role string) (*reexec.Role, error) {
 	waiting := r.ready[role]
 	delete(r.ready, role)
 	r.mu.Unlock()
-	if waiting == nil {
-		var err error
-		finished := make(chan struct{})
-		submitted := r.submit(func() {
-			defer close(finished)
-			waiting, err = reexec.Spawn(role, r.program)
-		})
-		if submitted != nil {
-			return nil, submitted
-		}
-		<-finished
-		if err != nil {
-			return nil, err
-		}
+	if waiting != nil {
+		return waiting, nil
 	}
-	return waiting, nil
+	var err error
+	finished := make(chan struct{})
+	submitted := r.submit(func() {
+		defer close(finished)
+		waiting, err = reexec.Spawn(role, r.program)
+	})
+	if submitted != nil {
+		return nil, submitted
+	}
+	<-finished
+	return waiting, err
 }
 
 // ahead starts a process in a role for the next take. It is called when the
-// present one is under way, so as not to take the processor from it.
+// present one is under way, so as not to take the processor from it. It never
+// waits: with many asking at once, some go without, and take starts its own.
 func (r *roles) ahead(role string) {
-	// When it cannot be started, or is not wanted any more, take does without.
-	_ = r.submit(func() {
-		r.mu.Lock()
-		enough := r.ready[role] != nil || r.stopped
-		r.mu.Unlock()
-		if enough {
-			return
-		}
-		waiting, err := reexec.Spawn(role, r.program)
-		if err != nil {
-			return
-		}
-		r.mu.Lock()
-		r.ready[role] = waiting
-		r.mu.Unlock()
-	})
+	select {
+	case r.early <- role:
+	default:
+	}
+}
+
+// prepare starts a process in a role unless one waits already. When it cannot be
+// started, take tries again and says why that fails.
+func (r *roles) prepare(role string) {
+	r.mu.Lock()
+	enough := r.ready[role] != nil
+	r.mu.Unlock()
+	if enough {
+		return
+	}
+	waiting, err := reexec.Spawn(role, r.program)
+	if err != nil {
+		return
+	}
+	r.mu.Lock()
+	r.ready[role] = waiting
+	r.mu.Unlock()
 }
 
 // give takes a process in a role and gives it work. record, if any, is called in
@@ -120,16 +149,16 @@ func (r *roles) give(role string, config any, files [3]int, record func(pid int)
 	}
 }
 
-// stop ends the thread and those who wait.
+// stop ends the thread and the processes that wait.
 func (r *roles) stop() error {
-	r.mu.Lock()
-	r.stopped = true
-	close(r.work)
-	r.mu.Unlock()
+	close(r.quit)
 	r.done.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	var errs []error
 	for _, p := range r.ready {
 		errs = append(errs, p.Drop())
 	}
+	clear(r.ready)
 	return errors.Join(errs...)
 }
