@@ -1,11 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cluster puts a lab together: it is the only package that names every
-// part. It holds the ordered list of the parts with their start, their readiness
-// and their stop, the settings of a lab, the record of what a lab owns on the
-// host, and the barrier that `kplab settle` waits at.
-//
-// The main path is [Start] in lab.go; read it first.
 package cluster
 
 import (
@@ -17,6 +11,7 @@ import (
 	"regexp"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 )
 
@@ -28,6 +23,10 @@ const (
 	configAPIVersion = "kplab/v1alpha1"
 	configKind       = "Lab"
 )
+
+// maxPodCIDRBits leaves a node the addresses of a few pods; the smallest range that
+// package cni/ipam takes.
+const maxPodCIDRBits = 29
 
 // Role says what a node is for.
 type Role string
@@ -156,8 +155,11 @@ func (c *Config) SetDefaults(nodes int) {
 }
 
 // nth returns the address number i of an IPv4 prefix, or the zero address when
-// the prefix does not hold it.
+// the prefix does not hold it or is none of IPv4, which Validate refuses.
 func nth(p netip.Prefix, i int) netip.Addr {
+	if !p.Addr().Is4() {
+		return netip.Addr{}
+	}
 	a := p.Masked().Addr().As4()
 	v := uint32(a[0])<<24 | uint32(a[1])<<16 | uint32(a[2])<<8 | uint32(a[3]) + uint32(i)
 	addr := netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)})
@@ -213,13 +215,16 @@ func (c *Config) Validate() error {
 			bad("networking: %s and %s overlap: node, pod and Service addresses must be three separate networks", pair[0], pair[1])
 		}
 	}
+	for _, fault := range validation.IsDNS1123Subdomain(n.DNSDomain) {
+		bad("networking.dnsDomain %q: %s", n.DNSDomain, fault)
+	}
 	if n.MTU < 1280 || n.MTU > 65535 {
 		bad("networking.mtu %d: want 1280 to 65535 bytes", n.MTU)
 	}
 	if !n.NodeSubnet.Contains(n.Outside) {
 		bad("networking.outside %s: not in nodeSubnet %s", n.Outside, n.NodeSubnet)
 	}
-	if _, ok := ProxyModes[c.Proxy.Mode]; !ok {
+	if _, ok := proxyModes()[c.Proxy.Mode]; !ok {
 		bad("proxy.mode %q: want one of %s", c.Proxy.Mode, strings.Join(modeNames(), ", "))
 	}
 	errs = append(errs, c.validateNodes()...)
@@ -251,8 +256,18 @@ func (c *Config) validateNodes() (errs []error) {
 			bad("nodes[%d] (%s): address %s is already that of %s", i, node.Name, node.Address, other)
 		}
 		addrs[node.Address] = node.Name
-		if !node.PodCIDR.IsValid() || !c.Networking.PodSubnet.Overlaps(node.PodCIDR) || node.PodCIDR.Bits() < c.Networking.PodSubnet.Bits() {
+		switch {
+		case !node.PodCIDR.IsValid() || !c.Networking.PodSubnet.Overlaps(node.PodCIDR) || node.PodCIDR.Bits() < c.Networking.PodSubnet.Bits():
 			bad("nodes[%d] (%s): podCIDR %s is not inside podSubnet %s", i, node.Name, node.PodCIDR, c.Networking.PodSubnet)
+		case node.PodCIDR != node.PodCIDR.Masked():
+			bad("nodes[%d] (%s): podCIDR %s is not a network address, did you mean %s?", i, node.Name, node.PodCIDR, node.PodCIDR.Masked())
+		case node.PodCIDR.Bits() > maxPodCIDRBits:
+			bad("nodes[%d] (%s): podCIDR %s has too few addresses, want at most /%d", i, node.Name, node.PodCIDR, maxPodCIDRBits)
+		}
+		for key, value := range node.Labels {
+			for _, fault := range append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...) {
+				bad("nodes[%d] (%s): label %s=%s: %s", i, node.Name, key, value, fault)
+			}
 		}
 		for _, before := range c.Nodes[:i] {
 			if node.PodCIDR.IsValid() && node.PodCIDR.Overlaps(before.PodCIDR) {

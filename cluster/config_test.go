@@ -55,6 +55,10 @@ func TestValidateNamesEachFault(t *testing.T) {
 		`nodes[1].name "outside"`:     func(c *Config) { c.Nodes[1].Name = "outside" },
 		"already the name of another": func(c *Config) { c.Nodes[1].Name = "master" },
 		`nodes[1].role "boss"`:        func(c *Config) { c.Nodes[1].Role = "boss" },
+		"did you mean 10.244.1.0/24":  func(c *Config) { c.Nodes[1].PodCIDR = netip.MustParsePrefix("10.244.1.7/24") },
+		"has too few addresses":       func(c *Config) { c.Nodes[1].PodCIDR = netip.MustParsePrefix("10.244.1.0/30") },
+		"label a b=c":                 func(c *Config) { c.Nodes[1].Labels = map[string]string{"a b": "c"} },
+		`networking.dnsDomain "a b"`:  func(c *Config) { c.Networking.DNSDomain = "a b" },
 		"is not in nodeSubnet":        func(c *Config) { c.Nodes[1].Address = netip.MustParseAddr("192.0.2.1") },
 		"already that of master":      func(c *Config) { c.Nodes[1].Address = c.Nodes[0].Address },
 		"already that of outside":     func(c *Config) { c.Nodes[1].Address = c.Networking.Outside },
@@ -118,6 +122,28 @@ proxy: {mode: iptables}
 		}
 		if _, err := LoadConfig(path); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("want an error with %q, got %v", name, err)
+		}
+	}
+}
+
+// Networks of another family are refused by name, in a file too.
+func TestIPv6NetworksAreRefused(t *testing.T) {
+	for field, line := range map[string]string{
+		"nodeSubnet":    "networking: {nodeSubnet: 'fd00::/64'}",
+		"podSubnet":     "networking: {podSubnet: 'fd00::/56'}",
+		"serviceSubnet": "networking: {serviceSubnet: 'fd00::/108'}",
+	} {
+		path := filepath.Join(t.TempDir(), "lab.yaml")
+		if err := os.WriteFile(path, []byte("apiVersion: kplab/v1alpha1\nkind: Lab\n"+line+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := LoadConfig(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetDefaults(0)
+		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "networking."+field+" fd00") {
+			t.Errorf("%s: %v", field, err)
 		}
 	}
 }

@@ -19,65 +19,34 @@ import (
 // ErrNotRunning says that no daemon runs the lab.
 var ErrNotRunning = errors.New("the lab does not run")
 
-// Status is what `kplab status -o json` prints. Fields are only ever added.
-type Status struct {
-	Name       string            `json:"name"`
-	PID        int               `json:"pid"`
-	API        string            `json:"api"`
-	Kubeconfig string            `json:"kubeconfig"`
-	State      string            `json:"state"`
-	Runtime    string            `json:"runtime"`
-	Since      time.Time         `json:"since"`
-	Revision   uint64            `json:"revision"`
-	Nodes      []NodeStatus      `json:"nodes"`
-	ProxyModes map[string]string `json:"proxyModes"`
-	Pods       int               `json:"pods"`
-	Outside    string            `json:"outside"`
-}
-
-// NodeStatus is one node's line of Status.
-type NodeStatus struct {
-	Name    string      `json:"name"`
-	Role    Role        `json:"role"`
-	Address string      `json:"address"`
-	PodCIDR string      `json:"podCIDR"`
-	Ready   bool        `json:"ready"`
-	Pods    int         `json:"pods"`
-	Proxy   ProxyStatus `json:"proxy"`
-}
-
-// ProxyStatus says how far the Service proxy of one node is.
-type ProxyStatus struct {
-	Mode string `json:"mode"`
-	// Synced is when the kernel was last read back and found right.
-	Synced    time.Time `json:"synced"`
-	Services  int       `json:"services"`
-	Endpoints int       `json:"endpoints"`
-	// Error is why the last attempt failed, empty when it did not.
-	Error string `json:"error,omitempty"`
-}
-
 // Answer of the control socket when something failed.
 type failure struct {
 	Error  string   `json:"error"`
 	Behind []string `json:"behind,omitempty"`
 }
 
-// serveControl answers the commands of the same user on the lab's socket until
-// ctx ends. stop is called when a client asks the daemon to end.
-func (l *Lab) serveControl(ctx context.Context, stop func()) error {
+// openControl opens the lab's socket, so that a command typed right after the
+// start finds it: it is answered once Wait serves it.
+func (l *Lab) openControl(ctx context.Context) error {
 	path := l.paths.Socket()
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove the old control socket: %w", err)
 	}
-	ln, err := net.Listen("unix", path)
+	var lc net.ListenConfig
+	ln, err := lc.Listen(ctx, "unix", path)
 	if err != nil {
-		return fmt.Errorf("open the control socket: %w", err)
+		return fmt.Errorf("open the control socket (a path of more than 107 bytes is too long; set KPLAB_RUN to a shorter one): %w", err)
 	}
+	l.control = ln
 	if err := os.Chmod(path, 0o600); err != nil {
-		ln.Close()
 		return fmt.Errorf("protect the control socket: %w", err)
 	}
+	return nil
+}
+
+// serveControl answers the commands of the same user on the lab's socket until
+// ctx ends.
+func (l *Lab) serveControl(ctx context.Context) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
 		answer(w, l.Status(), nil)
@@ -92,13 +61,9 @@ func (l *Lab) serveControl(ctx context.Context, stop func()) error {
 		text, err := l.Rules(r.URL.Query().Get("node"), r.URL.Query().Get("mode"), r.URL.Query().Get("service"))
 		answer(w, text, err)
 	})
-	mux.HandleFunc("POST /stop", func(w http.ResponseWriter, r *http.Request) {
-		answer(w, struct{}{}, nil)
-		stop()
-	})
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	done := make(chan error, 1)
-	go func() { done <- srv.Serve(ln) }()
+	go func() { done <- srv.Serve(l.control) }()
 	select {
 	case err := <-done:
 		return fmt.Errorf("control socket: %w", err)
@@ -152,14 +117,6 @@ func Connect(name string) (*Client, error) {
 		return nil, fmt.Errorf("lab %q: %w; start it with `kplab up%s`", name, ErrNotRunning, nameFlag(name))
 	}
 	return c, nil
-}
-
-// nameFlag returns the flag that a suggested command needs for this lab.
-func nameFlag(name string) string {
-	if name == DefaultName {
-		return ""
-	}
-	return " --name " + name
 }
 
 // Status asks the daemon how the lab is.

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -266,6 +265,3 @@ func tryState(context.Context, scratch) (string, error) {
 	}
 	return dir + " takes writes", f.Sync()
 }
-
-// hostAddress is the address of the host on which a lab listens, and the only one.
-var hostAddress = netip.AddrFrom4([4]byte{127, 0, 0, 1})

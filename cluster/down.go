@@ -6,8 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -60,7 +60,7 @@ func Down(ctx context.Context, name string, opts DownOptions) (DownResult, error
 		return r, fmt.Errorf("lab %q: %w in another process that does not answer; see %s", name, err, paths.Log())
 	}
 	defer held.release()
-	if err := removeRuntime(ctx, paths); err != nil {
+	if err := Remove(ctx, paths); err != nil {
 		return r, fmt.Errorf("lab %q: %w", name, err)
 	}
 	r.Said = fmt.Sprintf("lab %q is down; its state is kept in %s", name, paths.State)
@@ -96,6 +96,7 @@ func prove(ctx context.Context, paths Paths, before HostState, owned Owned) (*Pr
 			return nil, err
 		}
 		p := &Proof{Facts: map[string]int{}, Changed: before.Compare(now)}
+		p.Loaded = slices.DeleteFunc(slices.Clone(now[factModules]), func(m string) bool { return slices.Contains(before[factModules], m) })
 		for name, lines := range now {
 			p.Facts[name] = len(lines)
 		}
@@ -123,44 +124,41 @@ func stopDaemon(ctx context.Context, name string, paths Paths) error {
 	if again, still := readDaemon(paths.Daemon()); !still || again != d {
 		return nil
 	}
-	if c, err := Connect(name); err == nil {
-		ask, cancel := context.WithTimeout(ctx, stopTimeout)
-		// An answer that does not come is met by the signal below.
-		_ = c.call(ask, http.MethodPost, "/stop", nil)
-		cancel()
+	// Politely first; SIGTERM ends a start that is under way, too.
+	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
+		if err := unix.PidfdSendSignal(fd, sig, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("lab %q: end its daemon, pid %d: %w", name, d.PID, err)
+		}
+		if ended, err := awaitExit(ctx, fd, stopTimeout); err != nil {
+			return fmt.Errorf("lab %q: wait for its daemon, pid %d: %w", name, d.PID, err)
+		} else if ended {
+			return nil
+		}
 	}
-	if awaitExit(fd, stopTimeout) {
-		return nil
-	}
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("lab %q: kill its daemon, pid %d: %w", name, d.PID, err)
-	}
-	if !awaitExit(fd, stopTimeout) {
-		return fmt.Errorf("lab %q: its daemon, pid %d, does not end", name, d.PID)
-	}
-	return nil
+	return fmt.Errorf("lab %q: its daemon, pid %d, does not end", name, d.PID)
 }
 
-// awaitExit waits until the process of a pidfd has ended.
-func awaitExit(fd int, timeout time.Duration) bool {
-	deadline := time.Now().Add(timeout)
-	for {
-		left := time.Until(deadline)
-		if left < 0 {
-			return false
-		}
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
-		if n > 0 {
-			return true
-		}
-		if err != nil && !errors.Is(err, unix.EINTR) {
-			return false
+// awaitExit waits until the process of a pidfd has ended, or for the timeout.
+func awaitExit(ctx context.Context, fd int, timeout time.Duration) (ended bool, err error) {
+	const step = 50 * time.Millisecond // between two looks at ctx
+	for deadline := time.Now().Add(timeout); time.Now().Before(deadline); {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(step.Milliseconds()))
+		switch {
+		case n > 0:
+			return true, nil
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return false, err
+		case ctx.Err() != nil:
+			return false, ctx.Err()
 		}
 	}
+	return false, nil
 }
 
-// removeRuntime removes what the records of a lab without a daemon name.
-func removeRuntime(ctx context.Context, paths Paths) error {
+// Remove removes from the host what the records of a lab that does not run name:
+// its processes, namespaces and mounts, and its runtime directory. The lab's state
+// is kept. What is gone already is success.
+func Remove(ctx context.Context, paths Paths) error {
 	if err := sandbox.Destroy(ctx, paths.Runtime); err != nil {
 		return fmt.Errorf("remove its namespaces and processes: %w", err)
 	}

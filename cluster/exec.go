@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 
+	"github.com/kplab/kplab/node"
 	"github.com/kplab/kplab/sandbox"
 )
 
@@ -38,10 +41,11 @@ func Exec(lab string, place Place, argv, env []string) error {
 	if _, err := exec.LookPath(argv[0]); err != nil {
 		return fmt.Errorf("run %s in %s: %w", argv[0], place.Where, err)
 	}
-	node := place.Where
-	if !strings.HasPrefix(node, "pod/") {
-		env = append(env, "XTABLES_LOCKFILE="+paths.XtablesLock(node))
+	lockFile := paths.XtablesLock(ns)
+	if err := os.MkdirAll(filepath.Dir(lockFile), 0o755); err != nil {
+		return fmt.Errorf("make the directory of the iptables lock: %w", err)
 	}
+	env = append(env, "XTABLES_LOCKFILE="+lockFile)
 	if err := sandbox.BecomeTool(sandbox.NetNSPath(paths.Runtime, ns), argv, env); err != nil {
 		return fmt.Errorf("run %s in %s: %w", argv[0], place.Where, err)
 	}
@@ -55,16 +59,16 @@ func (p Place) resolve(paths Paths) (string, error) {
 		return "", err
 	}
 	if len(names) == 0 {
-		return "", fmt.Errorf("%w; start it with `kplab up`", ErrNotRunning)
+		return "", fmt.Errorf("%w; start it with `kplab up%s`", ErrNotRunning, nameFlag(filepath.Base(paths.Runtime)))
 	}
 	pod, isPod := strings.CutPrefix(p.Where, "pod/")
 	if !isPod {
-		for _, candidate := range []string{"node-" + p.Where, p.Where} {
-			for _, n := range names {
-				if n == candidate && !strings.HasPrefix(p.Where, "pod-") && !strings.HasPrefix(p.Where, "node-") {
-					return n, nil
-				}
-			}
+		if n := node.NSName(p.Where); slices.Contains(names, n) {
+			return n, nil
+		}
+		// No node may have one of these two names.
+		if p.Where == node.OutsideNS || p.Where == node.FabricNS {
+			return p.Where, nil
 		}
 		return "", fmt.Errorf("no node is called %q; want one of %s, outside, or pod/[NAMESPACE/]NAME",
 			p.Where, strings.Join(nodesOf(names), ", "))
@@ -85,8 +89,8 @@ func (p Place) resolve(paths Paths) (string, error) {
 
 func nodesOf(names []string) (nodes []string) {
 	for _, n := range names {
-		if node, ok := strings.CutPrefix(n, "node-"); ok {
-			nodes = append(nodes, node)
+		if name, ok := strings.CutPrefix(n, node.NSName("")); ok {
+			nodes = append(nodes, name)
 		}
 	}
 	return nodes
@@ -98,18 +102,4 @@ func Qualify(namespace, name string) string {
 		return name
 	}
 	return namespace + "/" + name
-}
-
-// needRoot says what a person without root can do.
-func needRoot(command string) error {
-	if os.Geteuid() == 0 {
-		return nil
-	}
-	return fmt.Errorf("making and entering network namespaces needs root: run `sudo kplab %s`", command)
-}
-
-// cutService takes "NAMESPACE/NAME" apart.
-func cutService(qualified string) (namespace, name string, ok bool) {
-	namespace, name, ok = strings.Cut(qualified, "/")
-	return namespace, name, ok && namespace != "" && name != ""
 }

@@ -15,8 +15,7 @@ import (
 type ModeOptions struct {
 	// NetNS is the node's; nil for a mode that only renders.
 	NetNS *netns.NS
-	// Features of the kernel, found once for all nodes; nil for a mode that only
-	// renders.
+	// Features of the kernel, found once for all nodes; nil when nobody has looked.
 	Features *iptables.Features
 	// LockFile is the lock of the legacy iptables tools in that namespace.
 	LockFile string
@@ -24,11 +23,13 @@ type ModeOptions struct {
 	Journal string
 }
 
-// ProxyModes is the list of the proxy modes, by the name that --proxy-mode takes.
-var ProxyModes = map[string]func(ModeOptions) proxy.Mode{
-	"iptables": func(o ModeOptions) proxy.Mode {
-		return iptables.New(iptables.Options{NetNS: o.NetNS, Features: o.Features, LockFile: o.LockFile, Journal: o.Journal})
-	},
+// proxyModes is the list of the proxy modes, by the name that --proxy-mode takes.
+func proxyModes() map[string]func(ModeOptions) proxy.Mode {
+	return map[string]func(ModeOptions) proxy.Mode{
+		"iptables": func(o ModeOptions) proxy.Mode {
+			return iptables.New(iptables.Options{NetNS: o.NetNS, Features: o.Features, LockFile: o.LockFile, Journal: o.Journal})
+		},
+	}
 }
 
-func modeNames() []string { return slices.Sorted(maps.Keys(ProxyModes)) }
+func modeNames() []string { return slices.Sorted(maps.Keys(proxyModes())) }

@@ -7,13 +7,15 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 
@@ -22,7 +24,39 @@ import (
 	"github.com/kplab/kplab/node"
 	"github.com/kplab/kplab/proxy"
 	"github.com/kplab/kplab/proxy/iptables"
+	"github.com/kplab/kplab/sandbox"
 )
+
+// hostAddress is the address of the host on which a lab listens, and the only one.
+var hostAddress = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+
+func (l *Lab) openSandbox(context.Context) (string, error) {
+	for _, dir := range []string{l.paths.State, l.paths.Runtime, filepath.Dir(l.paths.XtablesLock(""))} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return "", err
+		}
+	}
+	r, err := sandbox.Open(sandbox.Config{Dir: l.paths.Runtime, Log: l.log.With("part", "sandbox")})
+	if err != nil {
+		return "", err
+	}
+	l.runtime = r
+	if n := len(r.List()); n > 0 {
+		return fmt.Sprintf("%d pods taken over", n), nil
+	}
+	return "namespaces below " + l.paths.Runtime, nil
+}
+
+// wireNetwork makes the fabric, the nodes' namespaces and the client outside.
+func (l *Lab) wireNetwork(ctx context.Context) (string, error) {
+	n := l.cfg.Networking
+	fabric, err := node.NewFabric(ctx, l.fabricConfig())
+	if err != nil {
+		return "", err
+	}
+	l.fabric = fabric
+	return fmt.Sprintf("%d nodes and outside on %s", len(l.cfg.Nodes), n.NodeSubnet), nil
+}
 
 // fabricConfig is the address plan as the fabric needs it.
 func (l *Lab) fabricConfig() node.FabricConfig {
@@ -32,6 +66,110 @@ func (l *Lab) fabricConfig() node.FabricConfig {
 		cfg.Nodes = append(cfg.Nodes, node.Peer{Name: c.Name, IP: c.Address, PodCIDR: c.PodCIDR})
 	}
 	return cfg
+}
+
+// startAPI opens the store and serves on the host's loopback and in the
+// namespace of the control-plane node.
+func (l *Lab) startAPI(ctx context.Context) (string, error) {
+	kept, err := readSettings(l.paths)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return "", err
+	}
+	host, err := listenHost(ctx, kept.APIPort)
+	if err != nil {
+		return "", err
+	}
+	l.apiPort = host.Addr().(*net.TCPAddr).Port
+	inside, err := l.listenInside(ctx)
+	if err != nil {
+		host.Close()
+		return "", err
+	}
+	master := l.cfg.APINode()
+	masterNS, err := l.runtime.NetNS(node.NSName(master.Name))
+	if err != nil {
+		return "", errors.Join(err, host.Close(), inside.Close())
+	}
+	l.api, err = apiserver.New(apiserver.Config{
+		StateDir:    l.paths.State,
+		Listeners:   []net.Listener{host, inside},
+		ServiceCIDR: l.cfg.Networking.ServiceSubnet,
+		ServerNames: []string{master.Name, "kubernetes.default.svc." + l.cfg.Networking.DNSDomain},
+		ServerIPs:   addrs(hostAddress, master.Address),
+		NoFsync:     l.cfg.Disposable,
+		Version:     version,
+		KubeletDial: func(ctx context.Context, _, addr string) (net.Conn, error) { return masterNS.Dial(ctx, "tcp", addr) },
+		Log:         l.log.With("part", "apiserver"),
+	})
+	if err != nil {
+		return "", errors.Join(err, host.Close(), inside.Close())
+	}
+	l.startRevision = l.api.Revision()
+	l.serving = newGroup()
+	l.serving.run("API server", l.api.Run)
+	if err := l.serving.await(ctx, l.api.Ready); err != nil {
+		return "", err
+	}
+	if l.client, err = kubernetes.NewForConfig(l.ClientConfig("system:kplab", "system:masters")); err != nil {
+		return "", err
+	}
+	l.informers = informers.NewSharedInformerFactory(l.client, 0)
+	l.loops = newGroup()
+	if err := l.writeKubeconfig(); err != nil {
+		return "", err
+	}
+	return l.serverURL(), writeJSON(l.paths.Settings(), settings{Config: l.cfg, APIPort: l.apiPort}, 0o600)
+}
+
+// listenHost opens the API's port on the host's loopback: the one that earlier
+// kubeconfigs name when it is free, else any.
+func listenHost(ctx context.Context, port int) (net.Listener, error) {
+	var lc net.ListenConfig
+	if port != 0 {
+		if ln, err := lc.Listen(ctx, "tcp", fmt.Sprintf("%s:%d", hostAddress, port)); err == nil {
+			return ln, nil
+		}
+	}
+	ln, err := lc.Listen(ctx, "tcp", hostAddress.String()+":0")
+	if err != nil {
+		return nil, fmt.Errorf("open the API's port on %s: %w", hostAddress, err)
+	}
+	return ln, nil
+}
+
+// listenInside opens :6443 in the control-plane node, so that the path from
+// 10.96.0.1:443 to the API is a real one.
+func (l *Lab) listenInside(ctx context.Context) (net.Listener, error) {
+	n := l.cfg.APINode()
+	ns, err := l.runtime.NetNS(node.NSName(n.Name))
+	if err != nil {
+		return nil, err
+	}
+	ln, err := ns.Listen(ctx, "tcp", fmt.Sprintf("%s:%d", n.Address, apiPortInside))
+	if err != nil {
+		return nil, fmt.Errorf("open the API's port on node %s: %w", n.Name, err)
+	}
+	return ln, nil
+}
+
+// apiPortInside is the API's port on the control-plane node, upstream's default.
+const apiPortInside = 6443
+
+// writeKubeconfig writes the administrator's kubeconfig for the user who called
+// sudo, when there is one.
+func (l *Lab) writeKubeconfig() error {
+	data, err := l.api.AdminKubeconfig(l.cfg.Name, l.serverURL())
+	if err != nil {
+		return err
+	}
+	path := l.paths.Kubeconfig()
+	if err := writeFile(path, data, 0o600); err != nil {
+		return err
+	}
+	if uid, gid, ok := sudoUser(); ok {
+		return os.Chown(path, uid, gid)
+	}
+	return nil
 }
 
 // startControllers makes every controller. They run once the informers do, in
@@ -131,19 +269,19 @@ func (l *Lab) nodeConfig(n NodeConfig) (node.Config, error) {
 
 // startProxies makes each node's Service proxy.
 func (l *Lab) startProxies(ctx context.Context) (string, error) {
-	features, err := iptables.Detect(ctx, iptables.VariantAuto)
-	if err != nil {
+	var err error
+	if l.features, err = iptables.Detect(ctx, iptables.VariantAuto); err != nil {
 		return "", err
 	}
 	for _, n := range l.cfg.Nodes {
-		ns, err := l.NetNS(n.Name)
+		ns, err := l.runtime.NetNS(node.NSName(n.Name))
 		if err != nil {
 			return "", err
 		}
-		mode := ProxyModes[l.cfg.Proxy.Mode](ModeOptions{
+		mode := proxyModes()[l.cfg.Proxy.Mode](ModeOptions{
 			NetNS:    ns,
-			Features: &features,
-			LockFile: l.paths.XtablesLock(n.Name),
+			Features: &l.features,
+			LockFile: l.paths.XtablesLock(node.NSName(n.Name)),
 			Journal:  filepath.Join(l.paths.Runtime, "nodes", n.Name, "proxy.json"),
 		})
 		p, err := proxy.New(proxy.Config{
@@ -160,7 +298,7 @@ func (l *Lab) startProxies(ctx context.Context) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		l.proxies[n.Name] = p
+		l.proxies[n.Name], l.modes[n.Name] = p, mode
 		l.witnesses = append(l.witnesses, p.Witness())
 		l.loops.run("proxy of node "+n.Name, p.Run)
 	}
@@ -180,6 +318,9 @@ func (l *Lab) awaitReady(ctx context.Context) (string, error) {
 		}
 		return l.Settle(ctx)
 	})
+	if err == nil {
+		err = l.openControl(ctx)
+	}
 	if err != nil {
 		return "", err
 	}
@@ -215,92 +356,7 @@ func (l *Lab) nodeReady(name string) bool {
 	})
 }
 
-// Status returns how the lab is now.
-func (l *Lab) Status() Status {
-	d, _ := readDaemon(l.paths.Daemon())
-	s := Status{
-		Name: l.cfg.Name, PID: d.PID, API: l.serverURL(), Kubeconfig: l.paths.Kubeconfig(),
-		State: l.paths.State, Runtime: l.paths.Runtime, Since: l.since, Revision: l.api.Revision(),
-		ProxyModes: map[string]string{}, Outside: l.cfg.Networking.Outside.String(),
-	}
-	pods := map[string]int{}
-	// The lister reads memory; it has no error to give.
-	all, _ := l.informers.Core().V1().Pods().Lister().List(labels.Everything())
-	for _, p := range all {
-		pods[p.Spec.NodeName]++
-	}
-	s.Pods = len(all)
-	for _, n := range l.cfg.Nodes {
-		p := l.proxies[n.Name]
-		st := p.Status()
-		ps := ProxyStatus{Mode: st.Mode, Synced: st.Applied}
-		if st.Err != nil {
-			ps.Error = st.Err.Error()
-		}
-		if snap := p.Current(); snap != nil {
-			ps.Services = len(snap.Services)
-			for _, n := range snap.Endpoints {
-				ps.Endpoints += n
-			}
-		}
-		s.ProxyModes[n.Name] = st.Mode
-		s.Nodes = append(s.Nodes, NodeStatus{
-			Name: n.Name, Role: n.Role, Address: n.Address.String(), PodCIDR: n.PodCIDR.String(),
-			Ready: l.nodeReady(n.Name), Pods: pods[n.Name], Proxy: ps,
-		})
-	}
-	return s
-}
+// nodeStateDir is where a node keeps what outlives a stop.
+func (l *Lab) nodeStateDir(name string) string { return filepath.Join(l.paths.State, "nodes", name) }
 
-// Rules renders what the proxy of a node ("" is the control plane) wants in the
-// kernel, in a mode ("" is the running one), cut to one Service ("NS/NAME") when
-// service is not empty.
-func (l *Lab) Rules(nodeName, mode, service string) (string, error) {
-	if nodeName == "" {
-		nodeName = l.cfg.APINode().Name
-	}
-	p, ok := l.proxies[nodeName]
-	if !ok {
-		return "", fmt.Errorf("no node is called %q", nodeName)
-	}
-	if mode == "" {
-		mode = l.cfg.Proxy.Mode
-	}
-	newMode, ok := ProxyModes[mode]
-	if !ok {
-		return "", fmt.Errorf("proxy mode %q: want one of %v", mode, modeNames())
-	}
-	snap := p.Current()
-	if snap == nil {
-		return "", fmt.Errorf("the proxy of node %s has not decided anything yet", nodeName)
-	}
-	program, err := newMode(ModeOptions{}).Render(snap)
-	if err != nil {
-		return "", err
-	}
-	if service == "" {
-		return program.String(), nil
-	}
-	return rulesOf(program, service)
-}
-
-// serviceRules is what a program offers that can show one Service alone.
-type serviceRules interface {
-	Service(namespace, name string) string
-}
-
-func rulesOf(program proxy.Program, service string) (string, error) {
-	namespace, name, ok := cutService(service)
-	if !ok {
-		return "", fmt.Errorf("service %q: want [NAMESPACE/]NAME", service)
-	}
-	one, ok := program.(serviceRules)
-	if !ok {
-		return "", errors.New("this mode cannot show one Service alone")
-	}
-	text := one.Service(namespace, name)
-	if text == "" {
-		return "", fmt.Errorf("no rules for Service %s: see `kubectl get svc -n %s %s`", service, namespace, name)
-	}
-	return text, nil
-}
+func addrs(a ...netip.Addr) []netip.Addr { return a }

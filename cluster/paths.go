@@ -12,7 +12,7 @@ import (
 // State survives a stop and a reboot: the bbolt file, the certificates, the
 // settings. Runtime is what exists while a lab runs, or after its daemon was
 // killed: pinned namespaces, the journal of what the lab owns, the control
-// socket, the log, the kubeconfig.
+// socket, the kubeconfig.
 type Paths struct {
 	State, Runtime string
 	// Lock is held by the daemon for its whole life.
@@ -20,15 +20,10 @@ type Paths struct {
 }
 
 // PathsOf returns the places of the lab called name: below $KPLAB_STATE and
-// $KPLAB_RUN where these are set, else in /var/lib/kplab and /run/kplab.
+// $KPLAB_RUN where these are set, else in /var/lib/kplab and /run/kplab. They are
+// absolute: the daemon works in another directory than who starts it.
 func PathsOf(name string) Paths {
-	state, runtime := os.Getenv("KPLAB_STATE"), os.Getenv("KPLAB_RUN")
-	if state == "" {
-		state = "/var/lib/kplab"
-	}
-	if runtime == "" {
-		runtime = "/run/kplab"
-	}
+	state, runtime := fromEnv(envState, "/var/lib/kplab"), fromEnv(envRun, "/run/kplab")
 	return Paths{
 		State:   filepath.Join(state, name),
 		Runtime: filepath.Join(runtime, name),
@@ -58,9 +53,41 @@ func (p Paths) Daemon() string { return filepath.Join(p.Runtime, "daemon.json") 
 // HostBefore is the snapshot of the host that `kplab down --prove` compares with.
 func (p Paths) HostBefore() string { return filepath.Join(p.Runtime, "host-before.json") }
 
-// XtablesLock is the lock file of the legacy iptables tools in a node's
-// namespace. One for each node, so that nodes do not wait for one another and
-// the host's own /run/xtables.lock is never made.
-func (p Paths) XtablesLock(node string) string {
-	return filepath.Join(p.Runtime, "nodes", node, "xtables.lock")
+// XtablesLock is the lock file of the legacy iptables tools in one network
+// namespace of the lab, given by the name that it is pinned under. One for each,
+// so that nodes do not wait for one another and the host's own /run/xtables.lock
+// is never made. Its directory is there once a lab has started.
+func (p Paths) XtablesLock(ns string) string {
+	return filepath.Join(p.Runtime, "xtables", ns+".lock")
+}
+
+// The variables that say where labs are.
+const (
+	envState = "KPLAB_STATE"
+	envRun   = "KPLAB_RUN"
+)
+
+// absoluteEnv returns these variables, as far as they are set, for a process that
+// works in another directory.
+func absoluteEnv() (env []string) {
+	for _, name := range []string{envState, envRun} {
+		if dir := fromEnv(name, ""); dir != "" {
+			env = append(env, name+"="+dir)
+		}
+	}
+	return env
+}
+
+// fromEnv returns the directory that a variable names, or the default.
+func fromEnv(variable, unset string) string {
+	dir := os.Getenv(variable)
+	if dir == "" {
+		return unset
+	}
+	// It fails only when the working directory is gone; then a relative name
+	// means nothing, and whoever opens it says so.
+	if abs, err := filepath.Abs(dir); err == nil {
+		return abs
+	}
+	return dir
 }

@@ -18,8 +18,10 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/kplab/kplab/sandbox"
+	"github.com/kplab/kplab/sandbox/reexec"
 )
 
 // HostState is what of the host a lab could have changed: taken before a lab
@@ -34,7 +36,7 @@ const (
 	factRoutes     = "routes"
 	factRules      = "packet rules"
 	factMounts     = "mounts"
-	factProcesses  = "kplab processes"
+	factProcesses  = "processes"
 	factSysctls    = "sysctls"
 	factModules    = "kernel modules"
 )
@@ -50,16 +52,20 @@ var volatileSysctls = []string{
 
 // Owned is what a lab's records named as its own while they were there.
 type Owned struct {
-	// Daemon is the pid of its daemon, 0 when none ran.
-	Daemon int
+	// Processes are its daemon and those of its containers.
+	Processes []reexec.ID
 	// Namespaces are its network namespaces, as /proc shows them.
 	Namespaces map[string]bool
 }
 
 // ownedBy reads the records of the lab at paths.
 func ownedBy(paths Paths) Owned {
-	d, _ := readDaemon(paths.Daemon())
-	return Owned{Daemon: d.PID, Namespaces: pinnedIn(paths.Runtime)}
+	recorded, _ := sandbox.Recorded(paths.Runtime) // what cannot be read, Remove complains of
+	o := Owned{Processes: recorded, Namespaces: pinnedIn(paths.Runtime)}
+	if d, running := readDaemon(paths.Daemon()); running {
+		o.Processes = append(o.Processes, reexec.ID{Pid: d.PID, Start: d.StartTime})
+	}
+	return o
 }
 
 // pinnedIn returns the network namespaces that the lab below dir keeps.
@@ -107,20 +113,45 @@ func ReadHost(paths Paths, mine Owned) (HostState, error) {
 func (before HostState) Compare(now HostState) HostState {
 	out := HostState{}
 	for _, name := range factOrder {
+		if name == factModules {
+			continue // the kernel's, see Proof
+		}
 		old, cur := setOf(before[name]), setOf(now[name])
+		if name == factSysctls {
+			// A module that the kernel loaded brings new ones along.
+			keepCommon(old, cur)
+		}
 		for _, line := range slices.Sorted(maps.Keys(cur)) {
 			if !old[line] {
 				out[name] = append(out[name], "+ "+line)
 			}
 		}
 		for _, line := range slices.Sorted(maps.Keys(old)) {
-			// A process that was there and has ended is nobody's trace.
-			if !cur[line] && name != factProcesses {
+			if !cur[line] {
 				out[name] = append(out[name], "- "+line)
 			}
 		}
 	}
 	return out
+}
+
+// keepCommon removes the sysctls that only one of two lists has.
+func keepCommon(a, b map[string]bool) {
+	names := func(lines map[string]bool) map[string]bool {
+		out := map[string]bool{}
+		for line := range lines {
+			name, _, _ := strings.Cut(line, " = ")
+			out[name] = true
+		}
+		return out
+	}
+	inA, inB := names(a), names(b)
+	drop := func(line string, _ bool) bool {
+		name, _, _ := strings.Cut(line, " = ")
+		return !inA[name] || !inB[name]
+	}
+	maps.DeleteFunc(a, drop)
+	maps.DeleteFunc(b, drop)
 }
 
 func setOf(lines []string) map[string]bool {
@@ -137,7 +168,13 @@ type Proof struct {
 	Facts map[string]int `json:"facts"`
 	// Changed holds what differs, by heading; empty when the host is as it was.
 	Changed HostState `json:"changed"`
+	// Loaded are the kernel modules that the kernel loaded while the lab was
+	// there. They stay, as modules do, and are no difference.
+	Loaded []string `json:"loaded,omitempty"`
 }
+
+// maxChanges is how many differences String prints below one heading.
+const maxChanges = 20
 
 // String prints the proof as a table with the differences below each heading.
 func (p Proof) String() string {
@@ -147,9 +184,16 @@ func (p Proof) String() string {
 		if n := len(p.Changed[name]); n > 0 {
 			verdict = fmt.Sprintf("%d differ", n)
 		}
+		if name == factModules && len(p.Loaded) > 0 {
+			verdict = fmt.Sprintf("%d loaded by the kernel meanwhile, which stay: %s", len(p.Loaded), strings.Join(p.Loaded, " "))
+		}
 		fmt.Fprintf(&b, "%-20s %6d  %s\n", name, p.Facts[name], verdict)
-		for _, line := range p.Changed[name] {
+		changed := p.Changed[name]
+		for _, line := range changed[:min(len(changed), maxChanges)] {
 			fmt.Fprintf(&b, "    %s\n", line)
+		}
+		if more := len(changed) - maxChanges; more > 0 {
+			fmt.Fprintf(&b, "    … and %d more (-o json has them all)\n", more)
 		}
 	}
 	return b.String()
@@ -297,61 +341,22 @@ func (l labs) hostMounts() (out []string, err error) {
 	return out, nil
 }
 
-// hostProcesses lists what a lab leaves running when it leaves anything: its
-// daemon, and the shims and inits of its containers. Commands that somebody types
-// are not listed; they end by themselves.
+// hostProcesses lists those processes of the lab that still run.
 func (l labs) hostProcesses() (out []string, err error) {
-	self, err := os.Stat("/proc/self/exe")
-	if err != nil {
-		return nil, err
-	}
-	dirs, err := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range dirs {
-		pid := filepath.Base(dir)
-		argv := argvOf(pid)
-		// Another program with the same words in its command line is not ours.
-		if exe, e := os.Stat(filepath.Join(dir, "exe")); e != nil || !os.SameFile(exe, self) {
+	for _, id := range l.mine.Processes {
+		fd, err := id.Open()
+		if errors.Is(err, unix.ESRCH) {
 			continue
+		} else if err != nil {
+			return nil, err
 		}
-		role := strings.HasPrefix(filepath.Base(argv[0]), "kplab-")
-		mine := isDaemon(argv) && pid == fmt.Sprint(l.mine.Daemon)
-		if mine || (role && !l.others(pid)) {
-			out = append(out, pid+" "+strings.Join(argv, " "))
-		}
-	}
-	return out, err
-}
-
-func argvOf(pid string) []string {
-	cmdline, _ := os.ReadFile("/proc/" + pid + "/cmdline") // it may have ended
-	return strings.Split(strings.TrimRight(string(cmdline), "\x00"), "\x00")
-}
-
-func isDaemon(argv []string) bool {
-	return filepath.Base(argv[0]) == "kplab" && slices.Contains(argv, "--report-fd=3")
-}
-
-// others says whether a process is below the daemon of another lab.
-func (l labs) others(pid string) bool {
-	for ; pid != "0" && pid != ""; pid = parentOf(pid) {
-		if isDaemon(argvOf(pid)) {
-			return pid != fmt.Sprint(l.mine.Daemon)
+		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", id.Pid)) // it may have ended
+		out = append(out, fmt.Sprintf("%d %s", id.Pid, bytes.ReplaceAll(bytes.TrimRight(cmdline, "\x00"), []byte{0}, []byte{' '})))
+		if err := unix.Close(fd); err != nil {
+			return nil, err
 		}
 	}
-	return false
-}
-
-// parentOf reads who started a process; empty when it is gone.
-func parentOf(pid string) string {
-	data, err := os.ReadFile("/proc/" + pid + "/stat")
-	if err != nil {
-		return ""
-	}
-	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
-	if len(fields) < 2 {
-		return ""
-	}
-	return fields[1]
+	return out, nil
 }
 
 func hostSysctls() (out []string, err error) {

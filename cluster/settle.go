@@ -23,11 +23,19 @@ var unsettling = []string{"leases", "events"}
 // UnsettledError names who has not caught up.
 type UnsettledError struct {
 	Behind []string
+	// Cause is why the wait ended; nil when it is not known.
+	Cause error
 }
 
 func (e *UnsettledError) Error() string {
-	return "not settled: " + strings.Join(e.Behind, "; ")
+	text := "not settled: " + strings.Join(e.Behind, "; ")
+	if e.Cause != nil {
+		text += ": " + e.Cause.Error()
+	}
+	return text
 }
+
+func (e *UnsettledError) Unwrap() error { return e.Cause }
 
 // Settle returns when every controller, node and proxy has seen the newest
 // change of each kind that it watches, has nothing queued or in flight, and
@@ -52,7 +60,7 @@ func (l *Lab) Settle(ctx context.Context) error {
 			if len(behind) == 0 {
 				behind = []string{"objects are still being written"}
 			}
-			return &UnsettledError{Behind: behind}
+			return &UnsettledError{Behind: behind, Cause: context.Cause(ctx)}
 		case <-tick.C:
 		}
 	}

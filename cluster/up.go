@@ -16,6 +16,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // UpOptions say which lab to start, and how.
@@ -52,18 +54,21 @@ type report struct {
 // to stop; ready is called once it is up. ErrRunning means that the lab runs
 // already with these settings.
 func RunForeground(ctx context.Context, opts UpOptions, progress Progress, ready func()) error {
+	return run(ctx, opts, progress, ready, false)
+}
+
+// run is the whole life of a lab in this process.
+func run(ctx context.Context, opts UpOptions, progress Progress, ready func(), detached bool) error {
 	s, err := prepare(ctx, &opts)
 	if err != nil {
 		return err
 	}
 	defer s.lock.release()
-	log, closeLog, err := openLog(s.paths)
+	log, closeLog, err := openLog(s.paths, detached)
 	if err != nil {
 		return err
 	}
 	defer closeLog()
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
 	lab, err := Start(ctx, opts.Config, s.paths, log, progress)
 	if err != nil {
 		return errors.Join(fmt.Errorf("lab %q: %w", opts.Config.Name, err), s.giveUp())
@@ -71,25 +76,26 @@ func RunForeground(ctx context.Context, opts UpOptions, progress Progress, ready
 	if ready != nil {
 		ready()
 	}
-	return lab.Wait(ctx, stop)
+	return lab.Wait(ctx)
 }
 
 // RunDetached is the daemon's side of StartDetached: it reports on w and lives on.
 func RunDetached(ctx context.Context, opts UpOptions, w *os.File) error {
 	enc := json.NewEncoder(w)
-	err := RunForeground(ctx, opts, func(e Event) { _ = enc.Encode(report{Event: &e}) }, func() {
+	err := run(ctx, opts, func(e Event) { _ = enc.Encode(report{Event: &e}) }, func() {
 		// The reader may be gone; the lab runs all the same.
 		_ = enc.Encode(report{Ready: true})
 		w.Close()
-	})
+	}, true)
 	if err != nil {
 		_ = enc.Encode(report{Failed: err.Error(), Running: errors.Is(err, ErrRunning)})
 	}
 	return err
 }
 
-// StartDetached starts this program again as a daemon with the same arguments
-// and returns when the lab is ready, or with the reason why it is not.
+// StartDetached starts this program again as a daemon with the same arguments,
+// whose paths must be absolute, and returns when the lab is ready, or with the
+// reason why it is not. The daemon calls RunDetached.
 func StartDetached(ctx context.Context, opts UpOptions, args []string, progress Progress) error {
 	if err := check(&opts); err != nil {
 		return err
@@ -103,6 +109,7 @@ func StartDetached(ctx context.Context, opts UpOptions, args []string, progress 
 	cmd.Args[0] = "kplab"
 	cmd.ExtraFiles = []*os.File{w}
 	cmd.Dir = "/"
+	cmd.Env = append(os.Environ(), absoluteEnv()...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	paths := PathsOf(opts.Config.Name)
 	log, err := os.OpenFile(paths.Log(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -124,7 +131,8 @@ func StartDetached(ctx context.Context, opts UpOptions, args []string, progress 
 
 // follow reads a daemon's reports to their end.
 func follow(r io.Reader, cmd *exec.Cmd, name string, paths Paths, progress Progress) error {
-	for scan := bufio.NewScanner(r); scan.Scan(); {
+	scan := bufio.NewScanner(r)
+	for scan.Scan() {
 		var rep report
 		if err := json.Unmarshal(scan.Bytes(), &rep); err != nil {
 			return fmt.Errorf("lab %q: its daemon said %q: %w", name, scan.Text(), err)
@@ -142,7 +150,7 @@ func follow(r io.Reader, cmd *exec.Cmd, name string, paths Paths, progress Progr
 			return errors.New(rep.Failed)
 		}
 	}
-	err := cmd.Wait()
+	err := errors.Join(scan.Err(), cmd.Wait())
 	said, _ := os.ReadFile(paths.Log())
 	return fmt.Errorf("lab %q: its daemon ended before the lab was ready: %w\n%s", name, err, lastLines(string(said), 10))
 }
@@ -155,8 +163,9 @@ func lastLines(s string, n int) string {
 // maxLog is the size in bytes beyond which the log begins anew at the next start.
 const maxLog = 16 << 20
 
-// openLog opens the daemon's log, which the libraries write to as well.
-func openLog(paths Paths) (*slog.Logger, func(), error) {
+// openLog opens the daemon's log, which the libraries write to as well. A daemon's
+// own standard output goes there too: what the runtime says when it panics.
+func openLog(paths Paths, detached bool) (*slog.Logger, func(), error) {
 	flags := os.O_CREATE | os.O_WRONLY | os.O_APPEND
 	if info, err := os.Stat(paths.Log()); err == nil && info.Size() > maxLog {
 		flags |= os.O_TRUNC
@@ -164,6 +173,14 @@ func openLog(paths Paths) (*slog.Logger, func(), error) {
 	f, err := os.OpenFile(paths.Log(), flags, 0o600)
 	if err != nil {
 		return nil, nil, fmt.Errorf("open the daemon's log: %w", err)
+	}
+	for _, std := range []int{1, 2} {
+		if !detached {
+			break
+		}
+		if err := unix.Dup3(int(f.Fd()), std, 0); err != nil {
+			return nil, nil, errors.Join(fmt.Errorf("send the daemon's output to its log: %w", err), f.Close())
+		}
 	}
 	redirectKlog(f)
 	return slog.New(slog.NewTextHandler(f, nil)), func() { f.Close() }, nil
@@ -194,14 +211,17 @@ func check(opts *UpOptions) error {
 
 // compare holds the settings asked for against those of the lab that exists.
 func compare(opts *UpOptions, paths Paths) error {
+	running := isRunning(paths)
+	if opts.Fresh && !running {
+		return nil
+	}
 	kept, err := readSettings(paths)
-	if errors.Is(err, os.ErrNotExist) || (opts.Fresh && err == nil && !isRunning(paths)) {
+	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("lab %q: %w", opts.Config.Name, err)
 	}
-	running := isRunning(paths)
-	if running && opts.Fresh {
+	if opts.Fresh {
 		return fmt.Errorf("lab %q runs: end it with `kplab down%s` before up --fresh deletes its state", opts.Config.Name, nameFlag(opts.Config.Name))
 	}
 	if !opts.Asked {
@@ -250,7 +270,7 @@ func prepare(ctx context.Context, opts *UpOptions) (*started, error) {
 
 func (s *started) directories(ctx context.Context, opts *UpOptions) error {
 	if opts.Fresh {
-		if err := removeRuntime(ctx, s.paths); err != nil {
+		if err := Remove(ctx, s.paths); err != nil {
 			return err
 		}
 		if err := os.RemoveAll(s.paths.State); err != nil {
@@ -282,7 +302,7 @@ func (s *started) giveUp() error {
 		return os.Remove(s.paths.Daemon())
 	}
 	// The start may have failed because its context ended; cleaning must not.
-	return removeRuntime(context.Background(), s.paths)
+	return Remove(context.Background(), s.paths)
 }
 
 // settings is what is kept of a lab besides its objects.
@@ -290,6 +310,12 @@ type settings struct {
 	Config Config `json:"config"`
 	// APIPort on 127.0.0.1; kept so that kubeconfigs stay good.
 	APIPort int `json:"apiPort"`
+}
+
+// KeptConfig returns the settings that the lab called name was made with.
+func KeptConfig(name string) (Config, error) {
+	s, err := readSettings(PathsOf(name))
+	return s.Config, err
 }
 
 func readSettings(paths Paths) (settings, error) {

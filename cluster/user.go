@@ -3,9 +3,9 @@
 package cluster
 
 import (
+	"fmt"
 	"io"
 	"log/slog"
-	"net/netip"
 	"os"
 	"strconv"
 
@@ -25,4 +25,18 @@ func redirectKlog(w io.Writer) {
 	klog.SetSlogLogger(slog.New(slog.NewTextHandler(w, nil)))
 }
 
-func addrs(a ...netip.Addr) []netip.Addr { return a }
+// needRoot says what a person without root can do.
+func needRoot(command string) error {
+	if os.Geteuid() == 0 {
+		return nil
+	}
+	return fmt.Errorf("making and entering network namespaces needs root: run `sudo kplab %s`", command)
+}
+
+// nameFlag returns the flag that a suggested command needs for this lab.
+func nameFlag(name string) string {
+	if name == DefaultName {
+		return ""
+	}
+	return " --name " + name
+}

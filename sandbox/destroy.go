@@ -49,17 +49,26 @@ func Destroy(ctx context.Context, dir string) error {
 	)
 }
 
+// Recorded returns the shims and first processes of every container that is
+// recorded below a lab's runtime directory, running or not.
+func Recorded(dir string) (ids []reexec.ID, err error) {
+	entries, err := os.ReadDir(filepath.Join(dir, "sandboxes"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("read the records of containers: %w", err)
+	}
+	for _, e := range entries {
+		ids = append(ids, processIDs(filepath.Join(dir, "sandboxes", e.Name()))...)
+	}
+	return ids, nil
+}
+
 // killRecorded kills the recorded processes, and then whatever else lives in the
 // lab's network namespaces: a shell that somebody opened there would keep its
 // namespace, and with it the pod's address, for as long as it is open.
 func killRecorded(ctx context.Context, dir string) error {
-	entries, err := os.ReadDir(filepath.Join(dir, "sandboxes"))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+	ids, err := Recorded(dir)
+	if err != nil {
 		return err
-	}
-	var ids []reexec.ID
-	for _, e := range entries {
-		ids = append(ids, processIDs(filepath.Join(dir, "sandboxes", e.Name()))...)
 	}
 	if err := killAll(ctx, ids); err != nil {
 		return err

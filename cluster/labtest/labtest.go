@@ -104,24 +104,31 @@ func Start(t testing.TB, o Options) *Lab {
 	}
 	l := &Lab{t: t, paths: paths, Kubeconfig: paths.Kubeconfig()}
 	logFile := l.openLog()
+	t.Cleanup(l.end)
 	lab, err := cluster.Start(context.Background(), cfg, paths, slog.New(slog.NewTextHandler(logFile, nil)), nil)
 	if err != nil {
 		t.Fatalf("start the lab: %v", err)
 	}
 	l.lab = lab
-	t.Cleanup(func() {
-		if err := errors.Join(lab.Stop(context.Background()), lab.Destroy(context.Background())); err != nil {
-			t.Errorf("end the lab: %v", err)
-		}
-		if t.Failed() {
-			l.showLog()
-		}
-	})
 	l.REST = lab.ClientConfig("system:admin", "system:masters")
 	if l.Client, err = kubernetes.NewForConfig(l.REST); err != nil {
 		t.Fatal(err)
 	}
 	return l
+}
+
+// end stops the lab and removes what it made, also after a start that failed.
+func (l *Lab) end() {
+	var err error
+	if l.lab != nil {
+		err = l.lab.Stop()
+	}
+	if err := errors.Join(err, cluster.Remove(context.Background(), l.paths)); err != nil {
+		l.t.Errorf("end the lab: %v", err)
+	}
+	if l.t.Failed() {
+		l.showLog()
+	}
 }
 
 func (l *Lab) openLog() io.Writer {

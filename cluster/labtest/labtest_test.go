@@ -133,4 +133,7 @@ func (s *stand) Logf(f string, args ...any)   { fmt.Printf(f+"\n", args...) }
 func (s *stand) Errorf(f string, args ...any) { fmt.Printf(f+"\n", args...) }
 func (s *stand) Error(args ...any)            { fmt.Println(args...) }
 func (s *stand) Fatalf(f string, args ...any) { panic(fmt.Sprintf(f, args...)) }
-func (s *stand) Fatal(args ...any)            { panic(fmt.Sprint(args...)) }
+
+// Skip fails: an example cannot be skipped, and one that did nothing has not passed.
+func (s *stand) Skip(args ...any)  { panic(fmt.Sprint(args...)) }
+func (s *stand) Fatal(args ...any) { panic(fmt.Sprint(args...)) }

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -58,7 +60,7 @@ func runUp(cmd *cobra.Command, g *globals, o *upOptions) error {
 	}
 	progress := newProgress(cmd.ErrOrStderr())
 	if o.detach {
-		err = cluster.StartDetached(cmd.Context(), opts, os.Args[1:], progress)
+		err = cluster.StartDetached(cmd.Context(), opts, o.daemonArgs(), progress)
 	} else {
 		err = cluster.RunForeground(cmd.Context(), opts, progress, func() {
 			printNext(cmd, cfg.Name)
@@ -82,6 +84,9 @@ func (o *upOptions) settings(cmd *cobra.Command, g *globals) (cluster.Config, er
 	var cfg cluster.Config
 	if o.config != "" {
 		var err error
+		if o.config, err = filepath.Abs(o.config); err != nil {
+			return cfg, fmt.Errorf("find the settings file: %w", err)
+		}
 		if cfg, err = cluster.LoadConfig(o.config); err != nil {
 			return cfg, err
 		}
@@ -103,6 +108,16 @@ func (o *upOptions) settings(cmd *cobra.Command, g *globals) (cluster.Config, er
 	return cfg, nil
 }
 
+// daemonArgs are the arguments of this command for a process that works in another
+// directory.
+func (o *upOptions) daemonArgs() []string {
+	args := slices.Clone(os.Args[1:])
+	if o.config != "" {
+		args = append(args, "--config="+o.config) // of several, the last one counts
+	}
+	return args
+}
+
 // asked says whether the person chose any setting, as against resuming whatever
 // there is.
 func (o *upOptions) asked(cmd *cobra.Command) bool {
@@ -120,6 +135,10 @@ func printNext(cmd *cobra.Command, name string) {
 	if name != cluster.DefaultName {
 		kplab += " --name " + name
 	}
+	where := "outside"
+	if cfg, err := cluster.KeptConfig(name); err == nil {
+		where = cfg.APINode().Name
+	}
 	sudo := ""
 	if os.Getenv("SUDO_UID") != "" {
 		sudo = "sudo "
@@ -128,7 +147,7 @@ func printNext(cmd *cobra.Command, name string) {
 lab %[1]q is up. next:
   %[2]s kubectl get nodes -o wide
   export KUBECONFIG=$(%[2]s kubeconfig)        # for your own kubectl
-  %[3]s%[2]s exec master -- iptables-save -t nat
+  %[3]s%[2]s exec %[4]s -- iptables-save -t nat
   %[3]s%[2]s down
-`, name, kplab, sudo)
+`, name, kplab, sudo, where)
 }

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+)
+
+// group runs functions until they are told to stop.
+type group struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	// failed receives the first error of a function that was not told to stop.
+	failed chan error
+}
+
+func newGroup() *group {
+	ctx, cancel := context.WithCancel(context.Background())
+	return &group{ctx: ctx, cancel: cancel, failed: make(chan error, 1)}
+}
+
+func (g *group) run(name string, fn func(context.Context) error) {
+	g.wg.Go(func() {
+		err := fn(g.ctx)
+		if g.ctx.Err() != nil {
+			return // told to stop; what it says of that is no failure
+		}
+		if err == nil {
+			err = errors.New("it ended by itself")
+		}
+		select {
+		case g.failed <- fmt.Errorf("%s: %w", name, err):
+		default:
+		}
+	})
+}
+
+// await waits for ready, or for the first failure of the group.
+func (g *group) await(ctx context.Context, ready func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- ready(ctx) }()
+	select {
+	case err := <-done:
+		return err
+	case err := <-g.failed:
+		cancel()
+		<-done
+		return err
+	}
+}
+
+// stop tells all to stop and waits until they have.
+func (g *group) stop() {
+	g.cancel()
+	g.wg.Wait()
+}

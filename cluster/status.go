@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/kplab/kplab/proxy"
+)
+
+// Status is what `kplab status -o json` prints. Fields are only ever added.
+type Status struct {
+	Name       string            `json:"name"`
+	PID        int               `json:"pid"`
+	API        string            `json:"api"`
+	Kubeconfig string            `json:"kubeconfig"`
+	State      string            `json:"state"`
+	Runtime    string            `json:"runtime"`
+	Since      time.Time         `json:"since"`
+	Revision   uint64            `json:"revision"`
+	Nodes      []NodeStatus      `json:"nodes"`
+	ProxyModes map[string]string `json:"proxyModes"`
+	Pods       int               `json:"pods"`
+	Outside    string            `json:"outside"`
+}
+
+// NodeStatus is one node's line of Status.
+type NodeStatus struct {
+	Name    string      `json:"name"`
+	Role    Role        `json:"role"`
+	Address string      `json:"address"`
+	PodCIDR string      `json:"podCIDR"`
+	Ready   bool        `json:"ready"`
+	Pods    int         `json:"pods"`
+	Proxy   ProxyStatus `json:"proxy"`
+}
+
+// ProxyStatus says how far the Service proxy of one node is.
+type ProxyStatus struct {
+	Mode string `json:"mode"`
+	// Synced is when the kernel was last read back and found right.
+	Synced    time.Time `json:"synced"`
+	Services  int       `json:"services"`
+	Endpoints int       `json:"endpoints"`
+	// Error is why the last attempt failed, empty when it did not.
+	Error string `json:"error,omitempty"`
+}
+
+// Status returns how the lab is now.
+func (l *Lab) Status() Status {
+	d, _ := readDaemon(l.paths.Daemon())
+	s := Status{
+		Name: l.cfg.Name, PID: d.PID, API: l.serverURL(), Kubeconfig: l.paths.Kubeconfig(),
+		State: l.paths.State, Runtime: l.paths.Runtime, Since: l.since, Revision: l.api.Revision(),
+		ProxyModes: map[string]string{}, Outside: l.cfg.Networking.Outside.String(),
+	}
+	pods := map[string]int{}
+	// The lister reads memory; it has no error to give.
+	all, _ := l.informers.Core().V1().Pods().Lister().List(labels.Everything())
+	for _, p := range all {
+		pods[p.Spec.NodeName]++
+	}
+	s.Pods = len(all)
+	for _, n := range l.cfg.Nodes {
+		p := l.proxies[n.Name]
+		st := p.Status()
+		ps := ProxyStatus{Mode: st.Mode, Synced: st.Applied}
+		if st.Err != nil {
+			ps.Error = st.Err.Error()
+		}
+		if snap := p.Current(); snap != nil {
+			ps.Services = len(snap.Services)
+			for _, n := range snap.Endpoints {
+				ps.Endpoints += n
+			}
+		}
+		s.ProxyModes[n.Name] = st.Mode
+		s.Nodes = append(s.Nodes, NodeStatus{
+			Name: n.Name, Role: n.Role, Address: n.Address.String(), PodCIDR: n.PodCIDR.String(),
+			Ready: l.nodeReady(n.Name), Pods: pods[n.Name], Proxy: ps,
+		})
+	}
+	return s
+}
+
+// Rules renders what the proxy of a node ("" is the control plane) wants in the
+// kernel, in a mode ("" is the running one), cut to one Service ("NS/NAME") when
+// service is not empty.
+func (l *Lab) Rules(nodeName, mode, service string) (string, error) {
+	if nodeName == "" {
+		nodeName = l.cfg.APINode().Name
+	}
+	p, ok := l.proxies[nodeName]
+	if !ok {
+		return "", fmt.Errorf("no node is called %q", nodeName)
+	}
+	// The running mode knows what this node's kernel can do.
+	renders := l.modes[nodeName]
+	if mode != "" && mode != renders.Name() {
+		newMode, ok := proxyModes()[mode]
+		if !ok {
+			return "", fmt.Errorf("proxy mode %q: want one of %s", mode, strings.Join(modeNames(), ", "))
+		}
+		renders = newMode(ModeOptions{Features: &l.features})
+	}
+	program, err := renders.Render(p.Wanted())
+	if err != nil {
+		return "", err
+	}
+	if service == "" {
+		return program.String(), nil
+	}
+	return rulesOf(program, service)
+}
+
+// serviceRules is what a program offers that can show one Service alone.
+type serviceRules interface {
+	Service(namespace, name string) string
+}
+
+func rulesOf(program proxy.Program, service string) (string, error) {
+	namespace, name, ok := cutService(service)
+	if !ok {
+		return "", fmt.Errorf("service %q: want [NAMESPACE/]NAME", service)
+	}
+	one, ok := program.(serviceRules)
+	if !ok {
+		return "", errors.New("this mode cannot show one Service alone")
+	}
+	text := one.Service(namespace, name)
+	if text == "" {
+		return "", fmt.Errorf("no rules for Service %s: see `kubectl get svc -n %s %s`", service, namespace, name)
+	}
+	return text, nil
+}
+
+// cutService takes "NAMESPACE/NAME" apart.
+func cutService(qualified string) (namespace, name string, ok bool) {
+	namespace, name, ok = strings.Cut(qualified, "/")
+	return namespace, name, ok && namespace != "" && name != ""
+}
