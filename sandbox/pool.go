@@ -5,6 +5,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 
 	"github.com/kplab/kplab/internal/netns"
@@ -18,26 +19,35 @@ const poolSize = 8
 // pool makes network namespaces for pods ahead of time. They are held by their
 // descriptors only, so that nothing of them is left when the daemon dies.
 type pool struct {
+	create func() (*netns.NS, error)
+	log    *slog.Logger
 	ready  chan *netns.NS
+	taken  chan struct{} // wakes a fill that has failed
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 }
 
-// startPool begins to fill a pool.
-func startPool() *pool {
+// startPool begins to fill a pool with what create returns.
+func startPool(log *slog.Logger, create func() (*netns.NS, error)) *pool {
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &pool{ready: make(chan *netns.NS, poolSize), cancel: cancel}
+	p := &pool{create: create, log: log, ready: make(chan *netns.NS, poolSize), taken: make(chan struct{}, 1), cancel: cancel}
 	p.done.Go(func() { p.fill(ctx) })
 	return p
 }
 
 // fill keeps the pool full until ctx ends. When a namespace cannot be made it
-// gives up: take then makes its own and reports why that fails.
+// waits for the next take, which makes its own and reports why that fails.
 func (p *pool) fill(ctx context.Context) {
 	for {
-		ns, err := newPodNetNS()
+		ns, err := p.create()
 		if err != nil {
-			return
+			p.log.Warn("no network namespace can be made ahead; trying again with the next pod", "error", err)
+			select {
+			case <-p.taken:
+				continue
+			case <-ctx.Done():
+				return
+			}
 		}
 		select {
 		case p.ready <- ns:
@@ -57,8 +67,12 @@ func (p *pool) take() (*netns.NS, error) {
 		}
 		return ns, nil
 	default:
-		return newPodNetNS()
 	}
+	select {
+	case p.taken <- struct{}{}:
+	default: // it is awake already
+	}
+	return p.create()
 }
 
 // stop ends filling and drops what is ready.

@@ -113,7 +113,7 @@ func Open(cfg Config) (_ *Runtime, err error) {
 	if err := r.adopt(); err != nil {
 		return nil, errors.Join(fmt.Errorf("sandbox: %w", err), r.Close())
 	}
-	r.pool = startPool()
+	r.pool = startPool(r.log, newPodNetNS)
 	r.roles = startRoles(r.program())
 	return r, nil
 }
