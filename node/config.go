@@ -29,7 +29,7 @@ type Config struct {
 	Name string
 	// IP is the node's address on the fabric.
 	IP netip.Prefix
-	// PodCIDR is the range of its pods.
+	// PodCIDR is the range of its pods; bits behind its length do not count.
 	PodCIDR netip.Prefix
 	// ControlPlane gives the node the control plane's role label and taint.
 	ControlPlane bool
@@ -68,6 +68,7 @@ type Config struct {
 }
 
 func (c *Config) setDefaults() {
+	c.PodCIDR = c.PodCIDR.Masked()
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}

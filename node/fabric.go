@@ -41,8 +41,9 @@ type Namespaces interface {
 
 // Peer is a node as far as routing goes.
 type Peer struct {
-	Name    string
-	IP      netip.Addr
+	Name string
+	IP   netip.Addr
+	// PodCIDR is masked, as the kernel keeps its routes.
 	PodCIDR netip.Prefix
 }
 
@@ -51,7 +52,8 @@ type FabricConfig struct {
 	Runtime Namespaces
 	// Subnet is the node network, for example 10.0.0.0/24.
 	Subnet netip.Prefix
-	// Nodes are joined at once, each with routes to the pods of the others.
+	// Nodes are joined at once, each with routes to the pods of the others. Bits
+	// behind the length of a PodCIDR do not count.
 	Nodes []Peer
 	// Outside is the address of the client that is no node and no pod; the zero
 	// value leaves it out.
@@ -84,6 +86,10 @@ func NewFabric(ctx context.Context, cfg FabricConfig) (*Fabric, error) {
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
+	}
+	cfg.Nodes = slices.Clone(cfg.Nodes)
+	for i := range cfg.Nodes {
+		cfg.Nodes[i].PodCIDR = cfg.Nodes[i].PodCIDR.Masked()
 	}
 	ns, err := cfg.Runtime.CreateNetNS(FabricNS)
 	if err != nil {

@@ -53,7 +53,7 @@ func peerOf(node *corev1.Node) (Peer, bool) {
 		}
 	}
 	cidr, err := netip.ParsePrefix(node.Spec.PodCIDR)
-	p.PodCIDR = cidr
+	p.PodCIDR = cidr.Masked()
 	return p, err == nil && cidr.Addr().Is4() && p.IP.IsValid()
 }
 
