@@ -5,6 +5,7 @@ package apiserver
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,11 +19,15 @@ import (
 
 // newAdmission returns what is asked about every write before it is stored, in
 // this order.
-func newAdmission(lookup func(string) *registry.Store) admission.Interface {
-	return admission.NewChainHandler(
+func newAdmission(lookup func(string) *registry.Store, denyExternalIPs bool) admission.Interface {
+	plugins := []admission.Interface{
 		namespaceLifecycle{lookup},
 		podAdmission{lookup},
-	)
+	}
+	if denyExternalIPs {
+		plugins = append(plugins, denyServiceExternalIPs{})
+	}
+	return admission.NewChainHandler(plugins...)
 }
 
 // immortal are the namespaces that cannot be deleted.
@@ -82,3 +87,35 @@ func (n namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, _
 // accountWait is how long the creation of a pod waits for its service account:
 // the account default is made by a controller a moment after its namespace.
 const accountWait = 2 * time.Second
+
+// denyServiceExternalIPs refuses external IPs that a Service does not have yet. It
+// implements admission.ValidationInterface.
+type denyServiceExternalIPs struct{}
+
+// Handles implements admission.Interface.
+func (denyServiceExternalIPs) Handles(op admission.Operation) bool {
+	return op == admission.Create || op == admission.Update
+}
+
+// Validate implements admission.ValidationInterface.
+func (denyServiceExternalIPs) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	s, ok := a.GetObject().(*corev1.Service)
+	if !ok || a.GetSubresource() != "" {
+		return nil
+	}
+	var had []string
+	if old, ok := a.GetOldObject().(*corev1.Service); ok {
+		had = old.Spec.ExternalIPs
+	}
+	for _, ip := range s.Spec.ExternalIPs {
+		if !slices.Contains(had, ip) {
+			return admission.NewForbidden(a, externalIPDenied{})
+		}
+	}
+	return nil
+}
+
+// externalIPDenied has upstream's sentence, capital letter and all.
+type externalIPDenied struct{}
+
+func (externalIPDenied) Error() string { return "Use of external IPs is denied by admission control" }

@@ -109,7 +109,7 @@ func (s *Server) genericConfig(scheme *runtime.Scheme, codecs serializer.CodecFa
 	c.Authentication.Authenticator = authenticatorFor(clientCA, s.local, signer)
 	c.Authentication.APIAudiences = authenticator.Audiences{issuer}
 	c.Authorization.Authorizer = authorizerfactory.NewAlwaysAllowAuthorizer()
-	c.AdmissionControl = newAdmission(lookup)
+	c.AdmissionControl = newAdmission(lookup, s.cfg.DenyServiceExternalIPs)
 
 	c.OpenAPIV3Config = openAPIConfig(scheme)
 	// Served by install, which builds it at the first request.

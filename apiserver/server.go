@@ -41,6 +41,9 @@ type Config struct {
 	// ServiceCIDR is the range of cluster IPs. Its first address belongs to the
 	// Service kubernetes and is in the serving certificate.
 	ServiceCIDR netip.Prefix
+	// SecondaryServiceCIDR is a range of the other IP family, which makes the
+	// cluster dual-stack. It may be empty.
+	SecondaryServiceCIDR netip.Prefix
 	// NodePortRange is the range of node ports; empty means 30000-32767.
 	NodePortRange utilnet.PortRange
 	// ServerNames and ServerIPs are further names and addresses for the serving
@@ -48,6 +51,10 @@ type Config struct {
 	// kubernetes.default.svc and so on). Both may be empty.
 	ServerNames []string
 	ServerIPs   []netip.Addr
+	// DenyServiceExternalIPs refuses new spec.externalIPs of Services, as
+	// upstream's admission plugin of that name does where it is turned on: who
+	// may set them can draw anybody's traffic to a Service.
+	DenyServiceExternalIPs bool
 	// NoFsync lets the database lose its last writes in a power failure.
 	NoFsync bool
 	// Version is kplab's own version, shown after the Kubernetes version. It
@@ -97,6 +104,9 @@ func New(cfg Config) (s *Server, err error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", addr)
 		}
 	}
+	if err := registry.CheckServiceRanges(serviceDeps(cfg)); err != nil {
+		return nil, err
+	}
 	kinds := registry.Kinds()
 	for i := range kinds {
 		kinds[i].WatchCache = kinds[i].WatchCache && !cfg.noWatchCache
@@ -113,6 +123,14 @@ func New(cfg Config) (s *Server, err error) {
 		return nil, errors.Join(err, s.db.Close())
 	}
 	return s, nil
+}
+
+// serviceDeps is the part of the kinds' dependencies that says from where Services
+// get their addresses and ports.
+func serviceDeps(cfg Config) registry.Deps {
+	return registry.Deps{
+		ServiceCIDR: cfg.ServiceCIDR, SecondaryServiceCIDR: cfg.SecondaryServiceCIDR, NodePortRange: cfg.NodePortRange,
+	}
 }
 
 // build makes the generic server and installs the kinds.
@@ -132,13 +150,9 @@ func (s *Server) build() error {
 	if err != nil {
 		return err
 	}
-	storages, lookup, err := registry.Build(s.kinds, scheme, getter, registry.Deps{
-		ServiceCIDR:   s.cfg.ServiceCIDR,
-		NodePortRange: s.cfg.NodePortRange,
-		KubeletDial:   s.cfg.KubeletDial,
-		KubeletTLS:    kubeletTLS,
-		Tokens:        signer,
-	})
+	deps := serviceDeps(s.cfg)
+	deps.KubeletDial, deps.KubeletTLS, deps.Tokens = s.cfg.KubeletDial, kubeletTLS, signer
+	storages, lookup, err := registry.Build(s.kinds, scheme, getter, deps)
 	if err != nil {
 		return err
 	}
@@ -163,6 +177,15 @@ func (s *Server) build() error {
 		}
 	})
 	if err := install(s.generic, config, scheme, codecs, s.kinds, storages); err != nil {
+		return errors.Join(err, s.listener.Close())
+	}
+	if err := s.generic.AddPostStartHook("kplab-services", func(c genericapiserver.PostStartHookContext) error {
+		// An error here would end the process; the first write tries again.
+		if err := registry.ReportServiceProblems(c, storages, s.cfg.Log); err != nil && c.Err() == nil {
+			s.cfg.Log.Warn("the Services could not be checked", "err", err)
+		}
+		return nil
+	}); err != nil {
 		return errors.Join(err, s.listener.Close())
 	}
 	return s.generic.AddPostStartHook("kplab-ready", func(genericapiserver.PostStartHookContext) error {

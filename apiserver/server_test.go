@@ -41,18 +41,9 @@ type testServer struct {
 // "" means a new directory.
 func startServer(tb testing.TB, dir string, change ...func(*Config)) *testServer {
 	tb.Helper()
-	if dir == "" {
-		dir = tb.TempDir()
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	cfg := Config{
-		StateDir: dir, Listeners: []net.Listener{l},
-		ServiceCIDR: netip.MustParsePrefix("10.96.0.0/12"),
-		NoFsync:     true, Version: "v0.0.1-test",
-		Log: slog.New(slog.DiscardHandler),
+	cfg := testConfig(tb)
+	if dir != "" {
+		cfg.StateDir = dir
 	}
 	for _, f := range change {
 		f(&cfg)
@@ -90,7 +81,7 @@ func startServer(tb testing.TB, dir string, change ...func(*Config)) *testServer
 	if err != nil {
 		tb.Fatal(err)
 	}
-	data, err := s.AdminKubeconfig("test", "https://"+l.Addr().String())
+	data, err := s.AdminKubeconfig("test", "https://"+cfg.Listeners[0].Addr().String())
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -98,7 +89,24 @@ func startServer(tb testing.TB, dir string, change ...func(*Config)) *testServer
 	if err := os.WriteFile(kubeconfig, data, 0o600); err != nil {
 		tb.Fatal(err)
 	}
-	return &testServer{Server: s, client: client, kubeconfig: kubeconfig, dir: dir, stop: stop}
+	return &testServer{Server: s, client: client, kubeconfig: kubeconfig, dir: cfg.StateDir, stop: stop}
+}
+
+// testConfig is a server on a free port of 127.0.0.1 with a new directory. The
+// port is free again when the test ends, also without a server.
+func testConfig(tb testing.TB) Config {
+	tb.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { l.Close() })
+	return Config{
+		StateDir: tb.TempDir(), Listeners: []net.Listener{l},
+		ServiceCIDR: netip.MustParsePrefix("10.96.0.0/12"),
+		NoFsync:     true, Version: "v0.0.1-test",
+		Log: slog.New(slog.DiscardHandler),
+	}
 }
 
 // makeNamespace creates a namespace with the service account that a controller

@@ -3,8 +3,10 @@
 package allocator
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -17,6 +19,12 @@ import (
 type Owner struct {
 	UID, Namespace, Name string
 }
+
+// same tells whether two owners are one.
+func (o Owner) same(other Owner) bool { return o.UID == other.UID }
+
+// String is the owner as "namespace/name".
+func (o Owner) String() string { return o.Namespace + "/" + o.Name }
 
 // Values are the addresses and ports of one object.
 type Values struct {
@@ -32,9 +40,22 @@ type Record struct {
 	Values   Values
 }
 
+// Problem is a stored value that should not be as it is. Its object keeps it:
+// changing it would cut off whoever uses the object.
+type Problem struct {
+	Owner Owner
+	// IP or Port is the value; the other one is zero.
+	IP   netip.Addr
+	Port int32
+	// Holder is the other owner that has the value. It is the zero Owner when
+	// the value lies outside of every range.
+	Holder Owner
+}
+
 // Config describes the ranges of a [Book].
 type Config struct {
-	// IPs are the address ranges, at most one a family.
+	// IPs are the address ranges, in the order in which they are used up. They
+	// may overlap.
 	IPs []IPRange
 	// Ports is the range of node ports.
 	Ports PortRange
@@ -45,12 +66,21 @@ type Config struct {
 
 // Book knows which values are taken and by whom. It is safe for concurrent use.
 type Book struct {
-	cfg Config
+	random func(n uint64) uint64
+	ports  PortRange
 
-	mu     sync.Mutex
-	ips    []*pool // parallel to cfg.IPs
-	ports  *pool
-	owners map[string]*account // by UID
+	mu        sync.Mutex
+	ranges    []*usedRange
+	portUsage usage
+	takenIPs  *pool[netip.Addr]
+	takenPort *pool[int32]
+	owners    map[string]*account // by UID
+}
+
+// usedRange is an address range with the number of its addresses in use.
+type usedRange struct {
+	IPRange
+	used usage
 }
 
 // account is what the book knows of one owner.
@@ -64,32 +94,85 @@ type account struct {
 	inFlight int
 }
 
-// NewBook makes a book in which nothing is taken. It fails when two ranges are
-// of the same family.
-func NewBook(cfg Config) (*Book, error) {
-	if cfg.Random == nil {
-		cfg.Random = rand.Uint64N
+// NewBook makes a book in which nothing is taken.
+func NewBook(cfg Config) *Book {
+	b := &Book{random: cfg.Random, ports: cfg.Ports, owners: map[string]*account{}}
+	if b.random == nil {
+		b.random = rand.Uint64N
 	}
-	b := &Book{cfg: cfg, ports: newPool(cfg.Ports.span, cfg.Random), owners: map[string]*account{}}
-	for i, r := range cfg.IPs {
-		if slices.ContainsFunc(cfg.IPs[:i], func(o IPRange) bool { return o.Is4() == r.Is4() }) {
-			return nil, fmt.Errorf("service address range %s: there already is a range of its family", r.Prefix())
+	b.takenIPs = newPool(func(ip netip.Addr, taken bool) {
+		for _, r := range b.ranges {
+			r.count(ip, taken)
 		}
-		b.ips = append(b.ips, newPool(r.span, cfg.Random))
-	}
-	return b, nil
+	})
+	b.takenPort = newPool(func(port int32, taken bool) {
+		if i, ok := b.ports.index(port); ok {
+			b.portUsage.count(b.ports.span, i, taken)
+		}
+	})
+	b.SetRanges(cfg.IPs)
+	return b
 }
 
-// Load reports all stored objects at once, as after a start. Values outside the
-// ranges (the configuration may have changed) are passed over: they are never
-// given out, so nothing can collide with them.
-func (b *Book) Load(records []Record) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, r := range records {
-		b.report(r)
+func (r *usedRange) count(ip netip.Addr, taken bool) {
+	if i, ok := r.index(ip); ok {
+		r.used.count(r.span, i, taken)
 	}
 }
+
+// SetRanges replaces the address ranges. Addresses that are taken stay so,
+// whether or not a range holds them.
+func (b *Book) SetRanges(ranges []IPRange) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ranges = nil
+	for _, r := range ranges {
+		used := &usedRange{IPRange: r}
+		for ip := range b.takenIPs.taken {
+			used.count(ip, true)
+		}
+		b.ranges = append(b.ranges, used)
+	}
+}
+
+// Load reports all stored objects at once, as after a start, and tells what is
+// wrong with them: values outside of the ranges (the configuration may have
+// changed), and values that two objects have. Of those, the first of the list has
+// the value, and the next one gets it when the first is gone; nobody else does.
+func (b *Book) Load(records []Record) []Problem {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var problems []Problem
+	for _, r := range records {
+		b.report(r)
+		for _, ip := range r.Values.IPs {
+			if !b.inRange(ip) {
+				problems = append(problems, Problem{Owner: r.Owner, IP: ip})
+			} else if c := b.takenIPs.taken[ip]; c != nil && !c.owner.same(r.Owner) {
+				problems = append(problems, Problem{Owner: r.Owner, IP: ip, Holder: c.owner})
+			}
+		}
+		for _, port := range r.Values.Ports {
+			if _, ok := b.ports.index(port); !ok {
+				problems = append(problems, Problem{Owner: r.Owner, Port: port})
+			} else if c := b.takenPort.taken[port]; c != nil && !c.owner.same(r.Owner) {
+				problems = append(problems, Problem{Owner: r.Owner, Port: port, Holder: c.owner})
+			}
+		}
+	}
+	return problems
+}
+
+// inRange tells whether a range of the book holds ip.
+func (b *Book) inRange(ip netip.Addr) bool {
+	return slices.ContainsFunc(b.ranges, func(r *usedRange) bool {
+		_, ok := r.index(ip)
+		return ok
+	})
+}
+
+// Ports is the range of node ports.
+func (b *Book) Ports() PortRange { return b.ports }
 
 // Deleted reports that an object is no longer stored. Reporting it twice, or an
 // object that the book never saw, changes nothing.
@@ -137,22 +220,15 @@ type Entry struct {
 func (b *Book) Taken() []Entry {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var all []Entry
-	for k, p := range b.ips {
-		all = p.appendEntries(all, func(i uint64) string { return b.cfg.IPs[k].at(i).String() })
-	}
-	return b.ports.appendEntries(all, func(i uint64) string { return fmt.Sprint(b.cfg.Ports.at(i)) })
+	all := entries(b.takenIPs, netip.Addr.Compare)
+	return append(all, entries(b.takenPort, cmp.Compare[int32])...)
 }
 
-func (p *pool) appendEntries(all []Entry, value func(uint64) string) []Entry {
-	numbers := make([]uint64, 0, len(p.taken))
-	for i := range p.taken {
-		numbers = append(numbers, i)
-	}
-	slices.Sort(numbers)
-	for _, i := range numbers {
-		c := p.taken[i]
-		all = append(all, Entry{Value: value(i), Owner: c.owner, Stored: c.stored, InFlight: c.holds})
+func entries[V comparable](p *pool[V], compare func(a, b V) int) []Entry {
+	var all []Entry
+	for _, v := range slices.SortedFunc(maps.Keys(p.taken), compare) {
+		c := p.taken[v]
+		all = append(all, Entry{Value: fmt.Sprint(v), Owner: c.owner, Stored: c.stored, InFlight: c.holds})
 	}
 	return all
 }
@@ -160,7 +236,7 @@ func (p *pool) appendEntries(all []Entry, value func(uint64) string) []Entry {
 // String is the entry as one line.
 func (e Entry) String() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "%s %s/%s", e.Value, e.Owner.Namespace, e.Owner.Name)
+	fmt.Fprintf(&s, "%s %s", e.Value, e.Owner)
 	if !e.Stored {
 		s.WriteString(" (in flight)")
 	}
@@ -181,24 +257,20 @@ func (b *Book) report(r Record) {
 // replace makes now the stored values of owner.
 func (b *Book) replace(owner Owner, a *account, now Values) {
 	for _, ip := range a.stored.IPs {
-		if p, i, ok := b.ip(ip); ok && !slices.Contains(now.IPs, ip) {
-			p.unstore(owner, i)
+		if !slices.Contains(now.IPs, ip) {
+			b.takenIPs.unstore(owner, ip)
 		}
 	}
 	for _, port := range a.stored.Ports {
-		if i, ok := b.cfg.Ports.index(port); ok && !slices.Contains(now.Ports, port) {
-			b.ports.unstore(owner, i)
+		if !slices.Contains(now.Ports, port) {
+			b.takenPort.unstore(owner, port)
 		}
 	}
 	for _, ip := range now.IPs {
-		if p, i, ok := b.ip(ip); ok {
-			p.store(owner, i)
-		}
+		b.takenIPs.store(owner, ip)
 	}
 	for _, port := range now.Ports {
-		if i, ok := b.cfg.Ports.index(port); ok {
-			b.ports.store(owner, i)
-		}
+		b.takenPort.store(owner, port)
 	}
 	a.stored = now
 }
@@ -217,16 +289,6 @@ func (b *Book) settle(owner Owner, a *account) {
 	if a.inFlight == 0 && len(a.stored.IPs) == 0 && len(a.stored.Ports) == 0 {
 		delete(b.owners, owner.UID)
 	}
-}
-
-// ip finds the pool and the number of an address.
-func (b *Book) ip(addr netip.Addr) (*pool, uint64, bool) {
-	for k, r := range b.cfg.IPs {
-		if i, ok := r.index(addr); ok {
-			return b.ips[k], i, true
-		}
-	}
-	return nil, 0, false
 }
 
 // ErrNoFamily says that the book has no range of the wanted family.

@@ -197,18 +197,112 @@ func TestTwoFamilies(t *testing.T) {
 	if err := errors.Join(err4, err6, errP); err != nil {
 		t.Fatal(err)
 	}
-	b, err := NewBook(Config{IPs: []IPRange{v4, v6}, Ports: ports})
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := NewBook(Config{IPs: []IPRange{v4, v6}, Ports: ports})
 	txn := b.Begin(owner("a"))
 	one, errOne := txn.NextIP(true)
 	two, errTwo := txn.NextIP(false)
 	if err := errors.Join(errOne, errTwo); err != nil || !one.Is4() || !two.Is6() {
 		t.Errorf("got %s and %s: %v", one, two, err)
 	}
-	if _, err := NewBook(Config{IPs: []IPRange{v4, v4}, Ports: ports}); err == nil {
-		t.Error("two ranges of one family were accepted")
+}
+
+// TestLoadProblems starts on a file in which two objects have the same values,
+// and in which values lie outside of the ranges.
+func TestLoadProblems(t *testing.T) {
+	b := newBook(t, "10.96.0.0/24", 30000, 32767)
+	both := Values{IPs: []netip.Addr{addr("10.96.0.50")}, Ports: []int32{30050}}
+	got := b.Load([]Record{
+		{Owner: owner("old"), Values: both},
+		{Owner: owner("twin"), Values: both},
+		{Owner: owner("third"), Values: both},
+		{Owner: owner("stray"), Values: Values{IPs: []netip.Addr{addr("172.30.0.1")}, Ports: []int32{80}}},
+	})
+	want := []Problem{
+		{Owner: owner("twin"), IP: addr("10.96.0.50"), Holder: owner("old")},
+		{Owner: owner("twin"), Port: 30050, Holder: owner("old")},
+		{Owner: owner("third"), IP: addr("10.96.0.50"), Holder: owner("old")},
+		{Owner: owner("third"), Port: 30050, Holder: owner("old")},
+		{Owner: owner("stray"), IP: addr("172.30.0.1")},
+		{Owner: owner("stray"), Port: 80},
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("problems %v\nwant %v", got, want)
+	}
+	refused := func(when string) {
+		t.Helper()
+		txn := b.Begin(owner("new"))
+		defer txn.End()
+		if err := txn.IP(addr("10.96.0.50")); !errors.Is(err, ErrIPTaken) {
+			t.Errorf("%s: address: got %v, want ErrIPTaken", when, err)
+		}
+		if err := txn.Port(30050); !errors.Is(err, ErrPortTaken) {
+			t.Errorf("%s: port: got %v, want ErrPortTaken", when, err)
+		}
+	}
+	refused("three have it")
+	b.Deleted(owner("third"))
+	refused("one that waited is gone")
+	b.Deleted(owner("old"))
+	refused("the first is gone, the twin has it")
+	update := b.Begin(owner("twin"))
+	update.Keep(both)
+	update.Store(9, both)
+	refused("the twin was written again")
+	b.Deleted(owner("twin"))
+	b.Deleted(owner("stray"))
+	txn := b.Begin(owner("new"))
+	defer txn.End()
+	if err := errors.Join(txn.IP(addr("10.96.0.50")), txn.Port(30050)); err != nil {
+		t.Errorf("nobody has them: %v", err)
+	}
+	txn.End()
+	if left := b.Taken(); len(left) != 0 {
+		t.Errorf("still taken: %v", left)
+	}
+}
+
+// TestSetRanges adds a range when the first is full, and takes it away while its
+// addresses are in use (A13, A14).
+func TestSetRanges(t *testing.T) {
+	small, errS := NewIPRange(netip.MustParsePrefix("10.96.0.0/30"))
+	more, errM := NewIPRange(netip.MustParsePrefix("10.97.0.0/29"))
+	if err := errors.Join(errS, errM); err != nil {
+		t.Fatal(err)
+	}
+	b := newBook(t, "10.96.0.0/30", 30000, 32767)
+	txn := b.Begin(owner("a"))
+	defer txn.End()
+	next := func() (netip.Addr, error) { return txn.NextIP(true) }
+	for range 2 {
+		if _, err := next(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if ip, err := next(); !errors.Is(err, ErrFull) {
+		t.Fatalf("got %s, %v; want ErrFull", ip, err)
+	}
+	// The second range overlaps with itself: an address is counted in both.
+	b.SetRanges([]IPRange{small, more, more})
+	var got []netip.Addr
+	for range 6 {
+		ip, err := next()
+		if err != nil || !more.prefix.Contains(ip) || slices.Contains(got, ip) {
+			t.Fatalf("got %s, %v; before %v", ip, err, got)
+		}
+		got = append(got, ip)
+	}
+	if _, err := next(); !errors.Is(err, ErrFull) {
+		t.Fatalf("got %v, want ErrFull", err)
+	}
+	b.SetRanges([]IPRange{small})
+	other := b.Begin(owner("b"))
+	defer other.End()
+	if err := other.IP(got[0]); !errors.Is(err, ErrNoRange) {
+		t.Errorf("got %v, want ErrNoRange", err)
+	}
+	b.SetRanges([]IPRange{small, more})
+	if err := other.IP(got[0]); !errors.Is(err, ErrIPTaken) {
+		t.Errorf("got %v, want ErrIPTaken: it was never given back", err)
 	}
 }
 
@@ -378,7 +472,7 @@ func BenchmarkNextIP(b *testing.B) {
 	book := newBook(b, "10.96.0.0/12", 30000, 32767)
 	records := make([]Record, 0, 10000)
 	for i := range 10000 {
-		ip := book.cfg.IPs[0].at(uint64(300 + i))
+		ip := book.ranges[0].at(uint64(300 + i))
 		records = append(records, Record{Owner: owner(fmt.Sprint(i)), Values: Values{IPs: []netip.Addr{ip}}})
 	}
 	book.Load(records)

@@ -2,116 +2,141 @@
 
 package allocator
 
-// claim is one taken number.
+import "slices"
+
+// claim is one taken value.
 type claim struct {
 	owner Owner
-	// stored is true while a stored object holds the number.
+	// stored is true while a stored object of the owner has the value.
 	stored bool
-	// holds counts the requests in flight that need it. A number that is both
+	// holds counts the requests in flight that need it. A value that is both
 	// unstored and unheld is free.
 	holds int
+	// waiting are other owners whose stored objects have the value, too: an old
+	// file may be so. The first of them follows when the owner lets go, so that
+	// the value is not given out a third time.
+	waiting []Owner
 }
 
-// pool is the state of one range. It is not safe for concurrent use: its Book
-// holds the lock.
-type pool struct {
-	span
-	// random returns a number in [0, n).
-	random func(n uint64) uint64
-	taken  map[uint64]*claim
-	// inBand counts the taken numbers of the lower band, so that a full half is
-	// known without a search.
-	inBand uint64
+// pool says who has which values of one kind, addresses or ports. It is not safe
+// for concurrent use: its Book holds the lock.
+type pool[V comparable] struct {
+	taken map[V]*claim
+	// moved is told that a value has become taken, or free.
+	moved func(v V, taken bool)
 }
 
-func newPool(s span, random func(uint64) uint64) *pool {
-	return &pool{span: s, random: random, taken: map[uint64]*claim{}}
+func newPool[V comparable](moved func(V, bool)) *pool[V] {
+	return &pool[V]{taken: map[V]*claim{}, moved: moved}
 }
 
-// hold reserves number i for owner, or reports false when another owner has it.
-func (p *pool) hold(owner Owner, i uint64) bool {
-	c := p.claimFor(owner, i)
-	if c == nil {
+// has tells whether anybody has v.
+func (p *pool[V]) has(v V) bool { return p.taken[v] != nil }
+
+// hold reserves v for owner, or reports false when another owner has it.
+func (p *pool[V]) hold(owner Owner, v V) bool {
+	c := p.claimFor(owner, v)
+	if c.owner.UID != owner.UID {
 		return false
 	}
 	c.holds++
 	return true
 }
 
-// holdNext reserves a free number: a random one of the upper band, or of the
-// lower band when the upper one is full. It reports false when both are.
-func (p *pool) holdNext(owner Owner) (uint64, bool) {
-	i, ok := p.free(p.band, p.size-p.band, uint64(len(p.taken))-p.inBand)
-	if !ok {
-		i, ok = p.free(0, p.band, p.inBand)
-	}
-	if !ok {
-		return 0, false
-	}
-	return i, p.hold(owner, i)
-}
-
-// free finds a number in [start, start+n) of which used are taken. From a random
-// place it goes upwards to the first free one; each step passes a taken number,
-// so that the search is bounded by what is taken and not by the range's size.
-func (p *pool) free(start, n, used uint64) (uint64, bool) {
-	if used >= n {
-		return 0, false
-	}
-	for at := p.random(n); ; at = (at + 1) % n {
-		if _, taken := p.taken[start+at]; !taken {
-			return start + at, true
-		}
-	}
-}
-
-// drop ends one hold on number i.
-func (p *pool) drop(i uint64) {
-	if c := p.taken[i]; c != nil && c.holds > 0 {
+// drop ends one hold on v.
+func (p *pool[V]) drop(v V) {
+	if c := p.taken[v]; c != nil && c.holds > 0 {
 		c.holds--
-		p.sweep(i, c)
+		p.sweep(v, c)
 	}
 }
 
-// store records that owner's stored object has number i. A number that another
-// owner has stays with that owner.
-func (p *pool) store(owner Owner, i uint64) {
-	if c := p.claimFor(owner, i); c != nil {
+// store records that owner's stored object has v, and returns who has v. Where
+// that is another owner, it keeps the value and owner waits for it.
+func (p *pool[V]) store(owner Owner, v V) Owner {
+	c := p.claimFor(owner, v)
+	if c.owner.UID == owner.UID {
 		c.stored = true
+	} else if !slices.ContainsFunc(c.waiting, owner.same) {
+		c.waiting = append(c.waiting, owner)
 	}
+	return c.owner
 }
 
-// unstore records that owner's stored object no longer has number i.
-func (p *pool) unstore(owner Owner, i uint64) {
-	if c := p.taken[i]; c != nil && c.owner.UID == owner.UID {
-		c.stored = false
-		p.sweep(i, c)
-	}
-}
-
-// claimFor is the claim on number i, made when it was free; nil when another
-// owner has it.
-func (p *pool) claimFor(owner Owner, i uint64) *claim {
-	c := p.taken[i]
+// unstore records that owner's stored object no longer has v.
+func (p *pool[V]) unstore(owner Owner, v V) {
+	c := p.taken[v]
 	if c == nil {
-		c = &claim{owner: owner}
-		p.taken[i] = c
-		if i < p.band {
-			p.inBand++
-		}
+		return
 	}
 	if c.owner.UID != owner.UID {
-		return nil
+		c.waiting = slices.DeleteFunc(c.waiting, owner.same)
+		return
+	}
+	c.stored = false
+	p.sweep(v, c)
+}
+
+// claimFor is the claim on v, made for owner when v was free.
+func (p *pool[V]) claimFor(owner Owner, v V) *claim {
+	c := p.taken[v]
+	if c == nil {
+		c = &claim{owner: owner}
+		p.taken[v] = c
+		p.moved(v, true)
 	}
 	return c
 }
 
-func (p *pool) sweep(i uint64, c *claim) {
-	if c.stored || c.holds > 0 {
-		return
+// sweep passes v on, or frees it, when its owner needs it no more.
+func (p *pool[V]) sweep(v V, c *claim) {
+	switch {
+	case c.stored || c.holds > 0:
+	case len(c.waiting) > 0:
+		c.owner, c.stored, c.waiting = c.waiting[0], true, c.waiting[1:]
+	default:
+		delete(p.taken, v)
+		p.moved(v, false)
 	}
-	delete(p.taken, i)
-	if i < p.band {
-		p.inBand--
+}
+
+// usage counts the taken numbers of one range, so that a full half is known
+// without a search.
+type usage struct{ all, inBand uint64 }
+
+// count takes note that number i of s has become taken, or free.
+func (u *usage) count(s span, i uint64, taken bool) {
+	// Adding the greatest number is subtracting one.
+	one := uint64(1)
+	if !taken {
+		one = ^uint64(0)
+	}
+	u.all += one
+	if i < s.band {
+		u.inBand += one
+	}
+}
+
+// pick finds a number of s that is not taken: a random one of the upper band, or
+// of the lower band when the upper one is full. It reports false when both are.
+func (u *usage) pick(s span, random func(n uint64) uint64, taken func(i uint64) bool) (uint64, bool) {
+	if i, ok := search(s.band, s.size-s.band, u.all-u.inBand, random, taken); ok {
+		return i, true
+	}
+	return search(0, s.band, u.inBand, random, taken)
+}
+
+// search finds a number in [start, start+n) of which used are taken. From a
+// random place it goes upwards to the first free one; each step passes a taken
+// number, so that the search is bounded by what is taken and not by the range's
+// size.
+func search(start, n, used uint64, random func(n uint64) uint64, taken func(i uint64) bool) (uint64, bool) {
+	if used >= n {
+		return 0, false
+	}
+	for at := random(n); ; at = (at + 1) % n {
+		if !taken(start + at) {
+			return start + at, true
+		}
 	}
 }

@@ -31,12 +31,15 @@ var (
 	ErrFull = errors.New("range is full")
 	// ErrIPTaken says that the requested address belongs to another owner.
 	ErrIPTaken = errors.New("provided IP is already allocated")
+	// ErrNoRange says that no range holds the requested address. A range's first
+	// address, and its last for IPv4, are not in it.
+	ErrNoRange = errors.New("the provided network does not match the current range")
 	// ErrPortTaken says that the requested port belongs to another owner.
 	ErrPortTaken = errors.New("provided port is already allocated")
 )
 
-// NotInRangeError says that a requested value lies outside the range, or is an
-// address that cannot be given out (an IPv4 range's first and last).
+// NotInRangeError says that a requested port lies outside the range. Of an address
+// it is said in a dry run, which looks at one range only.
 type NotInRangeError struct {
 	// Value is what was asked for, in its usual notation.
 	Value string

@@ -88,10 +88,15 @@ func TestNetworkAndBroadcast(t *testing.T) {
 		t.Run(tc.id, func(t *testing.T) {
 			txn := b.Begin(Owner{UID: tc.id})
 			defer txn.End()
-			err := txn.IP(netip.MustParseAddr(tc.ip))
+			if err := txn.IP(netip.MustParseAddr(tc.ip)); !errors.Is(err, ErrNoRange) {
+				t.Errorf("got %v, want ErrNoRange", err)
+			}
+			dry := b.BeginDryRun(Owner{UID: tc.id})
+			defer dry.End()
+			err := dry.IP(netip.MustParseAddr(tc.ip))
 			var out *NotInRangeError
 			if !errors.As(err, &out) || out.Value != tc.ip {
-				t.Errorf("got %v, want a NotInRangeError about %s", err, tc.ip)
+				t.Errorf("dry run: got %v, want a NotInRangeError about %s", err, tc.ip)
 			}
 		})
 	}
@@ -107,9 +112,5 @@ func newBook(t testing.TB, cidr string, first, last int32) *Book {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := NewBook(Config{IPs: []IPRange{ips}, Ports: ports})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
+	return NewBook(Config{IPs: []IPRange{ips}, Ports: ports})
 }

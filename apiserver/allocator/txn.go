@@ -20,46 +20,50 @@ type Txn struct {
 	ended bool
 }
 
-// IP reserves a requested address. The errors are [*NotInRangeError] and
-// [ErrIPTaken]; an address that the same owner has is granted again.
+// IP reserves a requested address. The errors are [ErrNoRange] and [ErrIPTaken],
+// for a dry run [*NotInRangeError]; an address that the same owner has is granted
+// again.
 func (t *Txn) IP(addr netip.Addr) error {
 	b := t.book
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p, i, ok := b.ip(addr)
-	if !ok {
+	switch {
+	case t.dryRun && !b.inRange(addr):
 		return &NotInRangeError{Value: addr.String(), Range: b.rangeText(addr)}
-	}
-	if t.dryRun {
+	case t.dryRun:
 		return nil
-	}
-	if !p.hold(t.owner, i) {
+	case !b.inRange(addr):
+		return ErrNoRange
+	case !b.takenIPs.hold(t.owner, addr):
 		return ErrIPTaken
 	}
 	t.held.IPs = append(t.held.IPs, addr)
 	return nil
 }
 
-// NextIP reserves a free address of the IPv4 or the IPv6 range. The errors are
-// [ErrFull] and [ErrNoFamily].
+// NextIP reserves a free address of an IPv4 or an IPv6 range, of the first one
+// that has room. The errors are [ErrFull] and [ErrNoFamily].
 func (t *Txn) NextIP(is4 bool) (netip.Addr, error) {
 	b := t.book
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	k := slices.IndexFunc(b.cfg.IPs, func(r IPRange) bool { return r.Is4() == is4 })
-	if k < 0 {
-		return netip.Addr{}, ErrNoFamily
+	err := ErrNoFamily
+	for _, r := range b.ranges {
+		if r.Is4() != is4 {
+			continue
+		}
+		if t.dryRun {
+			return r.Prefix().Addr(), nil
+		}
+		err = ErrFull
+		if i, ok := r.used.pick(r.span, b.random, func(i uint64) bool { return b.takenIPs.has(r.at(i)) }); ok {
+			addr := r.at(i)
+			b.takenIPs.hold(t.owner, addr)
+			t.held.IPs = append(t.held.IPs, addr)
+			return addr, nil
+		}
 	}
-	if t.dryRun {
-		return b.cfg.IPs[k].Prefix().Addr(), nil
-	}
-	i, ok := b.ips[k].holdNext(t.owner)
-	if !ok {
-		return netip.Addr{}, ErrFull
-	}
-	addr := b.cfg.IPs[k].at(i)
-	t.held.IPs = append(t.held.IPs, addr)
-	return addr, nil
+	return netip.Addr{}, err
 }
 
 // Port reserves a requested node port. The errors are [*NotInRangeError] and
@@ -69,15 +73,14 @@ func (t *Txn) Port(port int32) error {
 	b := t.book
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	i, ok := b.cfg.Ports.index(port)
-	if !ok {
-		return &NotInRangeError{Range: b.cfg.Ports.String(), Port: true}
+	if _, ok := b.ports.index(port); !ok {
+		return &NotInRangeError{Range: b.ports.String(), Port: true}
 	}
 	if t.dryRun {
 		t.shown = append(t.shown, port)
 		return nil
 	}
-	if !b.ports.hold(t.owner, i) {
+	if !b.takenPort.hold(t.owner, port) {
 		return ErrPortTaken
 	}
 	t.held.Ports = append(t.held.Ports, port)
@@ -90,26 +93,27 @@ func (t *Txn) NextPort() (int32, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if t.dryRun {
-		for i := range b.cfg.Ports.size {
-			if port := b.cfg.Ports.at(i); !slices.Contains(t.shown, port) {
+		for i := range b.ports.size {
+			if port := b.ports.at(i); !slices.Contains(t.shown, port) {
 				t.shown = append(t.shown, port)
 				return port, nil
 			}
 		}
 		return 0, ErrFull
 	}
-	i, ok := b.ports.holdNext(t.owner)
+	i, ok := b.portUsage.pick(b.ports.span, b.random, func(i uint64) bool { return b.takenPort.has(b.ports.at(i)) })
 	if !ok {
 		return 0, ErrFull
 	}
-	port := b.cfg.Ports.at(i)
+	port := b.ports.at(i)
+	b.takenPort.hold(t.owner, port)
 	t.held.Ports = append(t.held.Ports, port)
 	return port, nil
 }
 
 // Keep holds values that the owner's stored object already has. It never fails:
-// a value from outside the range, or one that another owner has, stays as it is,
-// because an update that does not touch it is not the place to complain.
+// a value that another owner has stays as it is, because an update that does not
+// touch it is not the place to complain.
 func (t *Txn) Keep(v Values) {
 	if t.dryRun {
 		t.shown = append(t.shown, v.Ports...)
@@ -119,12 +123,12 @@ func (t *Txn) Keep(v Values) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, addr := range v.IPs {
-		if p, i, ok := b.ip(addr); ok && p.hold(t.owner, i) {
+		if b.takenIPs.hold(t.owner, addr) {
 			t.held.IPs = append(t.held.IPs, addr)
 		}
 	}
 	for _, port := range v.Ports {
-		if i, ok := b.cfg.Ports.index(port); ok && b.ports.hold(t.owner, i) {
+		if b.takenPort.hold(t.owner, port) {
 			t.held.Ports = append(t.held.Ports, port)
 		}
 	}
@@ -141,14 +145,10 @@ func (t *Txn) Drop() {
 func (t *Txn) drop() {
 	b := t.book
 	for _, addr := range t.held.IPs {
-		if p, i, ok := b.ip(addr); ok {
-			p.drop(i)
-		}
+		b.takenIPs.drop(addr)
 	}
 	for _, port := range t.held.Ports {
-		if i, ok := b.cfg.Ports.index(port); ok {
-			b.ports.drop(i)
-		}
+		b.takenPort.drop(port)
 	}
 	t.held, t.shown = Values{}, nil
 }
@@ -190,7 +190,7 @@ func (t *Txn) end(stored *Record) {
 // none.
 func (b *Book) rangeText(addr netip.Addr) string {
 	text := ""
-	for _, r := range b.cfg.IPs {
+	for _, r := range b.ranges {
 		if r.Is4() == addr.Unmap().Is4() {
 			return r.Prefix().String()
 		}

@@ -22,7 +22,7 @@ func TestEndpointsRefused(t *testing.T) {
 		{"H09 IPv6", "{addresses: [{ip: '::1'}]}", `may not be in the loopback range (127.0.0.0/8, ::1/128)`},
 		{"H09 link-local", "{notReadyAddresses: [{ip: 169.254.1.1}]}", `subsets[0].notReadyAddresses[0].ip: Invalid value: "169.254.1.1": may not be in the link-local range (169.254.0.0/16, fe80::/10)`},
 		{"H09 multicast", "{addresses: [{ip: 224.0.0.1}]}", `may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)`},
-		{"H09 wide multicast", "{addresses: [{ip: 239.1.2.3}]}", `may not be in the multicast range`},
+		{"H09 IPv6 multicast", "{addresses: [{ip: 'ff02::1'}]}", `may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)`},
 		{"H09 unspecified", "{addresses: [{ip: 0.0.0.0}]}", `may not be unspecified (0.0.0.0)`},
 		{"no address", "{addresses: [{ip: name}]}", `subsets[0].addresses[0].ip: Invalid value: "name": must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)`},
 		{"empty subset", "{ports: [{port: 80}]}", "subsets[0]: Required value: must specify `addresses` or `notReadyAddresses`"},
@@ -34,6 +34,23 @@ func TestEndpointsRefused(t *testing.T) {
 		t.Run(tc.id, func(t *testing.T) {
 			_, err := b.create("endpoints", b.parse("endpoints", "metadata: {name: x, namespace: default}\nsubsets: ["+tc.subset+"]"), false)
 			wantError(t, err, tc.want)
+		})
+	}
+}
+
+// TestEndpointsAccepted writes addresses that are odd, and not refused.
+func TestEndpointsAccepted(t *testing.T) {
+	b := newBench(t, Deps{}, endpointsKind())
+	for _, tc := range []struct{ id, subset string }{
+		{"H09 wide multicast", "{addresses: [{ip: 239.1.2.3}]}"},
+		{"H09 private", "{addresses: [{ip: 10.96.0.1}], ports: [{port: 443}]}"},
+		{"H09 no ports", "{addresses: [{ip: 172.18.0.3}]}"},
+	} {
+		t.Run(tc.id, func(t *testing.T) {
+			obj := b.parse("endpoints", "metadata: {generateName: x-, namespace: default}\nsubsets: ["+tc.subset+"]")
+			if _, err := b.create("endpoints", obj, false); err != nil {
+				t.Error(err)
+			}
 		})
 	}
 }
@@ -134,17 +151,21 @@ func TestEndpointSlice(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := out.(*discoveryv1.EndpointSlice)
-	if p := s.Ports[0]; p.Name == nil || *p.Name != "" || p.Protocol == nil || *p.Protocol != corev1.ProtocolTCP {
-		t.Errorf("I19: %+v", p)
-	}
+	t.Run("I19", func(t *testing.T) {
+		if p := s.Ports[0]; p.Name == nil || *p.Name != "" || p.Protocol == nil || *p.Protocol != corev1.ProtocolTCP {
+			t.Errorf("%+v", p)
+		}
+	})
 	if c := s.Endpoints[0].Conditions; c.Ready != nil || c.Serving != nil || c.Terminating != nil || s.Generation != 1 {
 		t.Errorf("H17: conditions %+v, generation %d", c, s.Generation)
 	}
-	_, err = b.patch("endpointslices", "x", func(obj runtime.Object) {
-		obj.(*discoveryv1.EndpointSlice).AddressType = discoveryv1.AddressTypeIPv6
-		obj.(*discoveryv1.EndpointSlice).Endpoints = nil
+	t.Run("H15", func(t *testing.T) {
+		_, err := b.patch("endpointslices", "x", func(obj runtime.Object) {
+			obj.(*discoveryv1.EndpointSlice).AddressType = discoveryv1.AddressTypeIPv6
+			obj.(*discoveryv1.EndpointSlice).Endpoints = nil
+		})
+		wantError(t, err, `addressType: Invalid value: "IPv6": field is immutable`)
 	})
-	wantError(t, err, `addressType: Invalid value: "IPv6": field is immutable`) // H15
 	for i, change := range []func(*discoveryv1.EndpointSlice){
 		func(s *discoveryv1.EndpointSlice) { s.Annotations = map[string]string{"a": "b"} },
 		func(s *discoveryv1.EndpointSlice) { s.Endpoints[0].Addresses[0] = "10.1.1.2" },
@@ -158,13 +179,15 @@ func TestEndpointSlice(t *testing.T) {
 		}
 	}
 
-	b.warnings.take()
-	if _, err := b.create("endpointslices", b.parse("endpointslices", "metadata: {name: names, namespace: default}\naddressType: FQDN\nendpoints: [{addresses: [a.example]}]"), false); err != nil {
-		t.Errorf("H14: %v", err)
-	}
-	if got := b.warnings.take(); !slices.Equal(got, []string{"addressType: FQDN endpoints are deprecated"}) {
-		t.Errorf("H14: warnings %q", got)
-	}
+	t.Run("H14", func(t *testing.T) {
+		b.warnings.take()
+		if _, err := b.create("endpointslices", b.parse("endpointslices", "metadata: {name: names, namespace: default}\naddressType: FQDN\nendpoints: [{addresses: [a.example]}]"), false); err != nil {
+			t.Error(err)
+		}
+		if got := b.warnings.take(); !slices.Equal(got, []string{"addressType: FQDN endpoints are deprecated"}) {
+			t.Errorf("warnings %q", got)
+		}
+	})
 
 	for _, tc := range []struct{ id, body, ports, endpoints string }{
 		{"I07", "endpoints: [{addresses: [10.1.1.1]}, {addresses: [10.1.1.2]}, {addresses: [10.1.1.3]}, {addresses: [10.1.1.4]}]\nports: [{port: 80}]", "80", "10.1.1.1,10.1.1.2,10.1.1.3 + 1 more..."},

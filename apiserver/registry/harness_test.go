@@ -35,6 +35,7 @@ import (
 type bench struct {
 	t        testing.TB
 	path     string
+	deps     Deps
 	db       *store.DB
 	scheme   *runtime.Scheme
 	storages map[string]rest.Storage
@@ -69,7 +70,7 @@ func openBench(t testing.TB, path string, deps Deps, kinds ...Kind) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bench{t: t, path: path, db: db, scheme: scheme, storages: map[string]rest.Storage{}}
+	b := &bench{t: t, path: path, deps: deps, db: db, scheme: scheme, storages: map[string]rest.Storage{}}
 	for _, paths := range built {
 		for path, s := range paths {
 			b.storages[path] = s

@@ -176,8 +176,11 @@ type Hooks struct {
 
 // Deps is what hooks and subresources may use of the server.
 type Deps struct {
-	// ServiceCIDR is the range of cluster IPs.
+	// ServiceCIDR is the range of cluster IPs. Its family is the default one.
 	ServiceCIDR netip.Prefix
+	// SecondaryServiceCIDR is a range of the other IP family, which makes the
+	// cluster dual-stack; invalid for none.
+	SecondaryServiceCIDR netip.Prefix
 	// NodePortRange is the range of node ports.
 	NodePortRange utilnet.PortRange
 	// Lookup returns the store of a kind by its plural name, nil when there is

@@ -195,18 +195,22 @@ func TestServicePatches(t *testing.T) {
 	merge := func(patch string) (*corev1.Service, error) {
 		return services.Patch(t.Context(), "x", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 	}
-	if _, err := create("default", `{"topologyKeys":["a"],"ports":[{"port":80}]}`); err == nil ||
-		!strings.Contains(err.Error(), `Service in version "v1" cannot be handled as a Service: strict decoding error: unknown field "spec.topologyKeys"`) {
-		t.Errorf("A40: %v", err)
-	}
+	t.Run("A40", func(t *testing.T) {
+		_, err := create("default", `{"topologyKeys":["a"],"ports":[{"port":80}]}`)
+		if !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), `Service in version "v1" cannot be handled as a Service: strict decoding error: unknown field "spec.topologyKeys"`) {
+			t.Error(err)
+		}
+	})
 	a, err := create("default", `{"selector":{"app":"web"},"ports":[{"port":80}]}`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := create("two", `{"selector":{"app":"web"},"ports":[{"port":80}]}`)
-	if err != nil || a.Spec.ClusterIP == b.Spec.ClusterIP {
-		t.Errorf("A42: %v, %s and %s", err, a.Spec.ClusterIP, b.Spec.ClusterIP)
-	}
+	t.Run("A42", func(t *testing.T) {
+		b, err := create("two", `{"selector":{"app":"web"},"ports":[{"port":80}]}`)
+		if err != nil || a.Spec.ClusterIP == b.Spec.ClusterIP {
+			t.Errorf("%v, %s and %s", err, a.Spec.ClusterIP, b.Spec.ClusterIP)
+		}
+	})
 	for _, tc := range []struct{ id, patch, want string }{
 		{"B01", `{"spec":{"clusterIP":"10.96.0.99"}}`, `Service "x" is invalid: spec.clusterIPs[0]: Invalid value: ["10.96.0.99"]: may not change once set`},
 		{"A32", `{"spec":{"ports":[{"port":80,"nodePort":30080}]}}`, "spec.ports[0].nodePort: Forbidden: may not be used when `type` is 'ClusterIP'"},
@@ -285,16 +289,18 @@ func TestFieldSelectors(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for selector, want := range map[string]string{"spec.type=NodePort": "np", "spec.clusterIP=None": "headless"} {
-		list, err := services.List(t.Context(), metav1.ListOptions{FieldSelector: selector})
-		if err != nil || len(list.Items) != 1 || list.Items[0].Name != want {
-			t.Errorf("Q08: %s: %v, %v", selector, list, err)
+	t.Run("Q08", func(t *testing.T) {
+		for selector, want := range map[string]string{"spec.type=NodePort": "np", "spec.clusterIP=None": "headless"} {
+			list, err := services.List(t.Context(), metav1.ListOptions{FieldSelector: selector})
+			if err != nil || len(list.Items) != 1 || list.Items[0].Name != want {
+				t.Errorf("%s: %v, %v", selector, list, err)
+			}
 		}
-	}
-	_, err := services.List(t.Context(), metav1.ListOptions{FieldSelector: "spec.selector=x"})
-	if !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), "field label not supported: spec.selector") {
-		t.Errorf("Q08: %v", err)
-	}
+		_, err := services.List(t.Context(), metav1.ListOptions{FieldSelector: "spec.selector=x"})
+		if !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), "field label not supported: spec.selector") {
+			t.Error(err)
+		}
+	})
 }
 
 func TestEndpointsWarning(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -82,11 +83,13 @@ func defaultService(s *corev1.Service) {
 	if spec.SessionAffinity == "" {
 		spec.SessionAffinity = corev1.ServiceAffinityNone
 	}
-	if spec.SessionAffinity == corev1.ServiceAffinityClientIP {
-		if c := spec.SessionAffinityConfig; c == nil || c.ClientIP == nil || c.ClientIP.TimeoutSeconds == nil {
-			spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{
-				ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(corev1.DefaultClientIPServiceAffinitySeconds)},
-			}
+	switch c := spec.SessionAffinityConfig; {
+	case spec.SessionAffinity == corev1.ServiceAffinityNone:
+		// Dropped, not refused: who turns the affinity off need not know of it.
+		spec.SessionAffinityConfig = nil
+	case spec.SessionAffinity == corev1.ServiceAffinityClientIP && (c == nil || c.ClientIP == nil || c.ClientIP.TimeoutSeconds == nil):
+		spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{
+			ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(corev1.DefaultClientIPServiceAffinitySeconds)},
 		}
 	}
 	if spec.Type == "" {
@@ -233,10 +236,6 @@ func dropUnneeded(s, old *corev1.Service) {
 			spec.LoadBalancerClass = nil
 		}
 	}
-	if was.SessionAffinity == corev1.ServiceAffinityClientIP && spec.SessionAffinity == corev1.ServiceAffinityNone &&
-		equality.Semantic.DeepEqual(spec.SessionAffinityConfig, was.SessionAffinityConfig) {
-		spec.SessionAffinityConfig = nil
-	}
 }
 
 // nodePortsChanged tells whether s names a node port that old does not have.
@@ -290,7 +289,7 @@ func serviceWarnings(s, _ *corev1.Service) []string {
 		}
 	}
 	for i, cidr := range s.Spec.LoadBalancerSourceRanges {
-		w = append(w, utilvalidation.GetWarningsForCIDR(spec.Child("loadBalancerSourceRanges").Index(i), cidr)...)
+		w = append(w, utilvalidation.GetWarningsForCIDR(spec.Child("loadBalancerSourceRanges").Index(i), strings.TrimSpace(cidr))...)
 	}
 	if !isExternalName(s) && s.Spec.ExternalName != "" {
 		w = append(w, fmt.Sprintf("spec.externalName is ignored when spec.type is not %q", corev1.ServiceTypeExternalName))

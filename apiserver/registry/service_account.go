@@ -3,10 +3,13 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,7 +24,8 @@ import (
 )
 
 // serviceAllocator keeps the account of cluster IPs and node ports. Nothing of it
-// is on disk: the first write after a start derives it from the stored Services.
+// is on disk: a start, or the first write after it, derives it from the stored
+// Services.
 type serviceAllocator struct {
 	store    *Store
 	book     *allocator.Book
@@ -30,6 +34,8 @@ type serviceAllocator struct {
 
 	mu     sync.Mutex
 	loaded bool
+	// problems are the stored values that the load found to be wrong.
+	problems []serviceProblem
 	// unclear are writes of which the store could not say whether they are
 	// stored. What they hold stays taken until a look at the store settles it.
 	unclear []*serviceWrite
@@ -52,22 +58,38 @@ func (a *serviceAllocator) open(ctx context.Context) (*serviceWrite, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.loaded {
-		list, err := a.store.List(genericapirequest.WithNamespace(ctx, metav1.NamespaceAll), &internalversion.ListOptions{})
-		if err != nil {
+		if err := a.load(ctx); err != nil {
 			return nil, err
 		}
-		services := list.(*corev1.ServiceList).Items
-		records := make([]allocator.Record, 0, len(services))
-		for i := range services {
-			records = append(records, recordOf(&services[i]))
-		}
-		a.book.Load(records)
-		a.loaded = true
 	}
 	if len(a.unclear) > 0 {
 		a.clear(ctx)
 	}
 	return &serviceWrite{}, nil
+}
+
+// load derives the account from the stored Services. Of two that have the same
+// value, which no server of ours lets happen, the older one keeps it. The caller
+// holds a.mu.
+func (a *serviceAllocator) load(ctx context.Context) error {
+	list, err := a.store.List(genericapirequest.WithNamespace(ctx, metav1.NamespaceAll), &internalversion.ListOptions{})
+	if err != nil {
+		return err
+	}
+	services := list.(*corev1.ServiceList).Items
+	slices.SortStableFunc(services, func(x, y corev1.Service) int {
+		return cmp.Or(x.CreationTimestamp.Compare(y.CreationTimestamp.Time), strings.Compare(string(x.UID), string(y.UID)))
+	})
+	records := make([]allocator.Record, 0, len(services))
+	for i := range services {
+		records = append(records, recordOf(&services[i]))
+		a.problems = append(a.problems, unreadableIPs(&services[i])...)
+	}
+	for _, p := range a.book.Load(records) {
+		a.problems = append(a.problems, a.problemOf(p))
+	}
+	a.loaded = true
+	return nil
 }
 
 // close settles a write by the store's answer.

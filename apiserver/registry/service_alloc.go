@@ -97,23 +97,32 @@ func CheckServiceRanges(deps Deps) error {
 }
 
 // newBook makes an empty account of the configured ranges and lists their
-// families, the default one first. A second range is all that dual-stack needs.
+// families, the default one first.
 func newBook(deps Deps) (*allocator.Book, []corev1.IPFamily, error) {
-	r, err := allocator.NewIPRange(deps.ServiceCIDR)
+	first, err := allocator.NewIPRange(deps.ServiceCIDR)
 	if err != nil {
 		return nil, nil, err
+	}
+	ranges := []allocator.IPRange{first}
+	if deps.SecondaryServiceCIDR.IsValid() {
+		second, err := allocator.NewIPRange(deps.SecondaryServiceCIDR)
+		if err != nil {
+			return nil, nil, err
+		}
+		if first.Is4() == second.Is4() {
+			return nil, nil, fmt.Errorf("the service address ranges %s and %s are of one family; give one of IPv4 and one of IPv6", first.Prefix(), second.Prefix())
+		}
+		ranges = append(ranges, second)
 	}
 	ports, err := allocator.NewPortRange(int32(deps.NodePortRange.Base), int32(deps.NodePortRange.Base+deps.NodePortRange.Size-1))
 	if err != nil {
 		return nil, nil, err
 	}
-	ranges := []allocator.IPRange{r}
-	book, err := allocator.NewBook(allocator.Config{IPs: ranges, Ports: ports})
 	var families []corev1.IPFamily
 	for _, r := range ranges {
 		families = append(families, familyOf(r.Prefix().Addr().String()))
 	}
-	return book, families, err
+	return allocator.NewBook(allocator.Config{IPs: ranges, Ports: ports}), families, nil
 }
 
 // serviceWriteKey finds the serviceWrite of a request in its context.
@@ -150,7 +159,7 @@ func valuesOf(s *corev1.Service) allocator.Values {
 	var v allocator.Values
 	for _, text := range s.Spec.ClusterIPs {
 		if ip, err := netip.ParseAddr(text); err == nil {
-			v.IPs = append(v.IPs, ip)
+			v.IPs = append(v.IPs, ip.Unmap())
 		}
 	}
 	for _, p := range s.Spec.Ports {
@@ -191,7 +200,9 @@ func (a *serviceAllocator) begin(ctx context.Context, s, old *corev1.Service, dr
 	// An update needs the identity of what is stored, the object may lack it.
 	w.start(a.book, cmp.Or(old, s), dryRun)
 	if err := a.allocate(w.txn, s, old); err != nil {
-		w.txn.Drop()
+		// Nothing was written, so nothing is to be settled.
+		w.txn.End()
+		w.txn = nil
 		return nil, err
 	}
 	return func(context.Context, bool) {}, nil
@@ -209,7 +220,7 @@ func (a *serviceAllocator) allocate(txn *allocator.Txn, s, old *corev1.Service) 
 	if err := a.allocateIPs(txn, s, old); err != nil {
 		return err
 	}
-	if err := a.allocateNodePorts(txn, s, before.Ports); err != nil {
+	if err := a.allocateNodePorts(txn, s, old, before.Ports); err != nil {
 		return err
 	}
 	return a.allocateHealthCheckNodePort(txn, s, before.Ports)
@@ -262,9 +273,10 @@ func (a *serviceAllocator) allocateIPs(txn *allocator.Txn, s, old *corev1.Servic
 }
 
 // allocateNodePorts checks the node ports that s names and fills in the others.
-// A number belongs to one Service, whatever the protocol; inside of it, ports of
-// the same number and different protocols share one.
-func (a *serviceAllocator) allocateNodePorts(txn *allocator.Txn, s *corev1.Service, before []int32) error {
+// A number belongs to one Service, whatever the protocol; inside of a new one,
+// ports of the same number and different protocols share one. A Service that is
+// changed gets one for each port, as upstream's.
+func (a *serviceAllocator) allocateNodePorts(txn *allocator.Txn, s, old *corev1.Service, before []int32) error {
 	if !needsNodePorts(s) {
 		return nil
 	}
@@ -286,8 +298,10 @@ func (a *serviceAllocator) allocateNodePorts(txn *allocator.Txn, s *corev1.Servi
 		if p.NodePort != 0 {
 			continue
 		}
-		if p.NodePort = sharedNodePort(ports, i); p.NodePort != 0 {
-			continue
+		if old == nil {
+			if p.NodePort = sharedNodePort(ports, i); p.NodePort != 0 {
+				continue
+			}
 		}
 		port, err := txn.NextPort()
 		if err != nil {
@@ -328,7 +342,8 @@ func (a *serviceAllocator) allocateHealthCheckNodePort(txn *allocator.Txn, s *co
 		err = allocator.ErrPortTaken
 	}
 	if err != nil {
-		return invalidService(s, field.Invalid(field.NewPath("spec", "healthCheckNodePort"), port, fmt.Sprintf("failed to allocate requested HealthCheck NodePort %d: %v", port, err)))
+		// Not a 422 but a 500, as upstream's.
+		return apierrors.NewInternalError(fmt.Errorf("failed to allocate requested HealthCheck NodePort %d: %w", port, err))
 	}
 	return nil
 }

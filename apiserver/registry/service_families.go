@@ -36,10 +36,15 @@ func (a *serviceAllocator) completeFamilies(s, old *corev1.Service) error {
 		return invalidService(s, errs...)
 	}
 	single := *spec.IPFamilyPolicy == corev1.IPFamilyPolicySingleStack
-	if single && old != nil {
+	var errs field.ErrorList
+	switch {
+	case old == nil:
+	case single:
 		trimSecond(s, old)
+	default:
+		errs = refuseReduction(s, old)
 	}
-	if errs := a.checkPolicy(s, single); len(errs) > 0 {
+	if errs := append(errs, a.checkPolicy(s, single)...); len(errs) > 0 {
 		return invalidService(s, errs...)
 	}
 	a.addFamilies(s, bare, single)
@@ -67,6 +72,23 @@ func trimSecond(s, old *corev1.Service) {
 	if len(s.Spec.IPFamilies) > 1 && slices.Equal(s.Spec.IPFamilies, old.Spec.IPFamilies) {
 		s.Spec.IPFamilies = slices.Clone(s.Spec.IPFamilies[:1])
 	}
+}
+
+// refuseReduction is the error of a Service that gives up its second address or
+// family and does not say so in its policy.
+func refuseReduction(s, old *corev1.Service) field.ErrorList {
+	reduced := func(now, was int) bool { return now > 0 && now < was }
+	refused := func(what string) *field.Error {
+		return field.Invalid(field.NewPath("spec", "ipFamilyPolicy"), s.Spec.IPFamilyPolicy, "must be 'SingleStack' to release the secondary "+what)
+	}
+	var errs field.ErrorList
+	if reduced(len(s.Spec.ClusterIPs), len(old.Spec.ClusterIPs)) {
+		errs = append(errs, refused("cluster IP"))
+	}
+	if reduced(len(s.Spec.IPFamilies), len(old.Spec.IPFamilies)) {
+		errs = append(errs, refused("IP family"))
+	}
+	return errs
 }
 
 // checkPolicy compares policy, families and addresses, and derives families from

@@ -16,17 +16,16 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// kubeletPort may not be exposed by a load balancer.
-const kubeletPort = 10250
-
+// validateService checks in upstream's order, which is the order in which kubectl
+// lists several errors.
 func validateService(s *corev1.Service) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs := validateTopologyAnnotations(s)
 	if len(s.Spec.Ports) == 0 && !isHeadless(s) && !isExternalName(s) {
 		errs = append(errs, field.Required(spec.Child("ports"), ""))
 	}
-	errs = append(errs, validateServiceType(s, spec)...)
-	errs = append(errs, validateServicePorts(s, spec.Child("ports"))...)
+	errs = append(errs, validateForType(s, spec)...)
+	errs = append(errs, validateServicePorts(s.Spec.Ports, spec.Child("ports"))...)
 	errs = append(errs, metav1validation.ValidateLabels(s.Spec.Selector, spec.Child("selector"))...)
 	errs = append(errs, validateSessionAffinity(s, spec)...)
 	errs = append(errs, validateClusterIPFields(s)...)
@@ -38,6 +37,10 @@ func validateService(s *corev1.Service) field.ErrorList {
 			errs = append(errs, validateOrdinaryIP(path, ip)...)
 		}
 	}
+	errs = append(errs, oneOf(s.Spec.Type, spec.Child("type"),
+		corev1.ServiceTypeClusterIP, corev1.ServiceTypeExternalName, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort)...)
+	errs = append(errs, validateNodePorts(s, spec.Child("ports"))...)
+	errs = append(errs, duplicatePorts(s.Spec.Ports, spec.Child("ports"))...)
 	errs = append(errs, validateLoadBalancerFields(s, spec)...)
 	errs = append(errs, validateTrafficPolicies(s, spec)...)
 	if d := s.Spec.TrafficDistribution; d != nil {
@@ -59,44 +62,48 @@ func validateTopologyAnnotations(s *corev1.Service) field.ErrorList {
 		fmt.Sprintf("must match annotations[%s] when both are specified", corev1.DeprecatedAnnotationTopologyAwareHints))}
 }
 
-func validateServiceType(s *corev1.Service, spec *field.Path) field.ErrorList {
+func validateForType(s *corev1.Service, spec *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	switch t := s.Spec.Type; t {
-	case corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort:
-		for i, p := range s.Spec.Ports {
-			if isLoadBalancer(s) && p.Port == kubeletPort {
-				errs = append(errs, field.Invalid(spec.Child("ports").Index(i), p.Port, "may not expose port 10250 externally since it is used by kubelet"))
-			}
+	if needsNodePorts(s) && isHeadless(s) {
+		errs = append(errs, field.Invalid(spec.Child("clusterIPs").Index(0), s.Spec.ClusterIP, fmt.Sprintf("may not be set to 'None' for %s services", s.Spec.Type)))
+	}
+	if !isExternalName(s) {
+		return errs
+	}
+	const not = "may not be set for ExternalName services"
+	if len(s.Spec.ClusterIPs) > 0 {
+		errs = append(errs, field.Forbidden(spec.Child("clusterIPs"), not))
+	}
+	if len(s.Spec.IPFamilies) > 0 {
+		errs = append(errs, field.Forbidden(spec.Child("ipFamilies"), not))
+	}
+	if s.Spec.IPFamilyPolicy != nil {
+		errs = append(errs, field.Forbidden(spec.Child("ipFamilyPolicy"), not))
+	}
+	// One trailing dot marks a name that no search list is added to.
+	if name := strings.TrimSuffix(s.Spec.ExternalName, "."); name == "" {
+		errs = append(errs, field.Required(spec.Child("externalName"), ""))
+	} else {
+		errs = append(errs, invalidIf(spec.Child("externalName"), name, utilvalidation.IsDNS1123Subdomain(name))...)
+	}
+	return errs
+}
+
+// validateNodePorts refuses node ports where there are none, and one that two
+// ports of a protocol name.
+func validateNodePorts(s *corev1.Service, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for i, p := range s.Spec.Ports {
+		if p.NodePort != 0 && s.Spec.Type == corev1.ServiceTypeClusterIP {
+			errs = append(errs, field.Forbidden(path.Index(i).Child("nodePort"), "may not be used when `type` is 'ClusterIP'"))
 		}
-		if isHeadless(s) {
-			errs = append(errs, field.Invalid(spec.Child("clusterIPs").Index(0), s.Spec.ClusterIP, fmt.Sprintf("may not be set to 'None' for %s services", t)))
+	}
+	for i, p := range s.Spec.Ports {
+		if p.NodePort != 0 && slices.ContainsFunc(s.Spec.Ports[:i], func(o corev1.ServicePort) bool {
+			return o.NodePort == p.NodePort && o.Protocol == p.Protocol
+		}) {
+			errs = append(errs, field.Duplicate(path.Index(i).Child("nodePort"), p.NodePort))
 		}
-	case corev1.ServiceTypeExternalName:
-		const not = "may not be set for ExternalName services"
-		if len(s.Spec.ClusterIPs) > 0 {
-			errs = append(errs, field.Forbidden(spec.Child("clusterIPs"), not))
-		}
-		if len(s.Spec.IPFamilies) > 0 {
-			errs = append(errs, field.Forbidden(spec.Child("ipFamilies"), not))
-		}
-		if s.Spec.IPFamilyPolicy != nil {
-			errs = append(errs, field.Forbidden(spec.Child("ipFamilyPolicy"), not))
-		}
-		// One trailing dot marks a name that no search list is added to.
-		if name := strings.TrimSuffix(s.Spec.ExternalName, "."); name == "" {
-			errs = append(errs, field.Required(spec.Child("externalName"), ""))
-		} else {
-			errs = append(errs, invalidIf(spec.Child("externalName"), name, utilvalidation.IsDNS1123Subdomain(name))...)
-		}
-	case corev1.ServiceTypeClusterIP:
-		for i, p := range s.Spec.Ports {
-			if p.NodePort != 0 {
-				errs = append(errs, field.Forbidden(spec.Child("ports").Index(i).Child("nodePort"), "may not be used when `type` is 'ClusterIP'"))
-			}
-		}
-	default:
-		errs = append(errs, oneOf(t, spec.Child("type"),
-			corev1.ServiceTypeClusterIP, corev1.ServiceTypeExternalName, corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort)...)
 	}
 	return errs
 }
@@ -112,31 +119,30 @@ type portIdentity struct {
 	NodePort    int32
 }
 
-func validateServicePorts(s *corev1.Service, path *field.Path) field.ErrorList {
+func duplicatePorts(ports []corev1.ServicePort, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	seen := map[portIdentity]bool{}
+	for i, p := range ports {
+		id := portIdentity{Protocol: p.Protocol, Port: p.Port}
+		if seen[id] {
+			errs = append(errs, field.Duplicate(path.Index(i), id))
+		}
+		seen[id] = true
+	}
+	return errs
+}
+
+func validateServicePorts(ports []corev1.ServicePort, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	names := map[string]bool{}
-	ports := map[portIdentity]bool{}
-	nodePorts := map[portIdentity]bool{}
-	for i, p := range s.Spec.Ports {
+	for i, p := range ports {
 		path := path.Index(i)
-		errs = append(errs, validateServicePortName(path.Child("name"), p.Name, len(s.Spec.Ports) > 1, names)...)
+		errs = append(errs, validateServicePortName(path.Child("name"), p.Name, len(ports) > 1, names)...)
 		errs = append(errs, invalidIf(path.Child("port"), p.Port, utilvalidation.IsValidPortNum(int(p.Port)))...)
 		errs = append(errs, validateTransport(path.Child("protocol"), p.Protocol)...)
 		errs = append(errs, validatePortNumOrName(path.Child("targetPort"), p.TargetPort)...)
 		if p.AppProtocol != nil {
 			errs = append(errs, invalidIf(path.Child("appProtocol"), *p.AppProtocol, utilvalidation.IsQualifiedName(*p.AppProtocol))...)
-		}
-		id := portIdentity{Protocol: p.Protocol, Port: p.Port}
-		if ports[id] {
-			errs = append(errs, field.Duplicate(path, id))
-		}
-		ports[id] = true
-		if p.NodePort != 0 {
-			id := portIdentity{Protocol: p.Protocol, NodePort: p.NodePort}
-			if nodePorts[id] {
-				errs = append(errs, field.Duplicate(path.Child("nodePort"), p.NodePort))
-			}
-			nodePorts[id] = true
 		}
 	}
 	return errs
@@ -262,43 +268,50 @@ func familyOf(ip string) corev1.IPFamily {
 }
 
 func validateLoadBalancerFields(s *corev1.Service, spec *field.Path) field.ErrorList {
-	const only = "may only be used when `type` is 'LoadBalancer'"
+	errs := validateSourceRanges(s, spec)
+	if p := s.Spec.AllocateLoadBalancerNodePorts; p != nil && !isLoadBalancer(s) {
+		errs = append(errs, field.Forbidden(spec.Child("allocateLoadBalancerNodePorts"), onlyLoadBalancer))
+	} else if p == nil && isLoadBalancer(s) {
+		errs = append(errs, field.Required(spec.Child("allocateLoadBalancerNodePorts"), ""))
+	}
+	if c := s.Spec.LoadBalancerClass; c != nil && !isLoadBalancer(s) {
+		errs = append(errs, field.Forbidden(spec.Child("loadBalancerClass"), onlyLoadBalancer))
+	} else if c != nil {
+		errs = append(errs, invalidIf(spec.Child("loadBalancerClass"), *c, utilvalidation.IsQualifiedName(*c))...)
+	}
+	return errs
+}
+
+const onlyLoadBalancer = "may only be used when `type` is 'LoadBalancer'"
+
+// validateSourceRanges checks the field or, without it, the annotation that was
+// before the field.
+func validateSourceRanges(s *corev1.Service, spec *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	// The capital letter is upstream's.
-	ranges := spec.Child("LoadBalancerSourceRanges")
-	annotation, annotated := s.Annotations[corev1.AnnotationLoadBalancerSourceRangesKey]
-	onAnnotation := field.NewPath("metadata", "annotations").Key(corev1.AnnotationLoadBalancerSourceRangesKey)
-	if !isLoadBalancer(s) {
-		if len(s.Spec.LoadBalancerSourceRanges) > 0 {
-			errs = append(errs, field.Forbidden(ranges, only))
+	if ranges := s.Spec.LoadBalancerSourceRanges; len(ranges) > 0 {
+		// The capital letter is upstream's.
+		path := spec.Child("LoadBalancerSourceRanges")
+		if !isLoadBalancer(s) {
+			errs = append(errs, field.Forbidden(path, onlyLoadBalancer))
 		}
-		if annotated {
-			errs = append(errs, field.Forbidden(onAnnotation, only))
-		}
-		if s.Spec.AllocateLoadBalancerNodePorts != nil {
-			errs = append(errs, field.Forbidden(spec.Child("allocateLoadBalancerNodePorts"), only))
-		}
-		if s.Spec.LoadBalancerClass != nil {
-			errs = append(errs, field.Forbidden(spec.Child("loadBalancerClass"), only))
+		for i, cidr := range ranges {
+			errs = append(errs, utilvalidation.IsValidCIDRForLegacyField(path.Index(i), strings.TrimSpace(cidr), true, nil)...)
 		}
 		return errs
 	}
-	for i, cidr := range s.Spec.LoadBalancerSourceRanges {
-		errs = append(errs, utilvalidation.IsValidCIDRForLegacyField(ranges.Index(i), strings.TrimSpace(cidr), true, nil)...)
+	annotation, ok := s.Annotations[corev1.AnnotationLoadBalancerSourceRangesKey]
+	if !ok {
+		return nil
 	}
-	if annotated && len(s.Spec.LoadBalancerSourceRanges) == 0 && strings.TrimSpace(annotation) != "" {
-		for _, cidr := range strings.Split(annotation, ",") {
-			if len(utilvalidation.IsValidCIDRForLegacyField(onAnnotation, strings.TrimSpace(cidr), true, nil)) > 0 {
-				errs = append(errs, field.Invalid(onAnnotation, annotation, "must be a list of IP ranges. For example, 10.240.0.0/24,10.250.0.0/24"))
-				break
-			}
-		}
+	path := field.NewPath("metadata", "annotations").Key(corev1.AnnotationLoadBalancerSourceRangesKey)
+	if !isLoadBalancer(s) {
+		errs = append(errs, field.Forbidden(path, onlyLoadBalancer))
 	}
-	if s.Spec.AllocateLoadBalancerNodePorts == nil {
-		errs = append(errs, field.Required(spec.Child("allocateLoadBalancerNodePorts"), ""))
+	if strings.TrimSpace(annotation) == "" {
+		return errs
 	}
-	if c := s.Spec.LoadBalancerClass; c != nil {
-		errs = append(errs, invalidIf(spec.Child("loadBalancerClass"), *c, utilvalidation.IsQualifiedName(*c))...)
+	for _, cidr := range strings.Split(annotation, ",") {
+		errs = append(errs, utilvalidation.IsValidCIDRForLegacyField(path, strings.TrimSpace(cidr), true, nil)...)
 	}
 	return errs
 }
@@ -346,16 +359,13 @@ func validateServiceUpdate(s, old *corev1.Service) field.ErrorList {
 }
 
 // validateClusterIPUpdate lets a Service gain and lose its second address, and
-// keep the first for as long as it has one.
+// keep the first for as long as it has one. That the policy agrees was checked
+// before the allocation.
 func validateClusterIPUpdate(s, old *corev1.Service, spec *field.Path) field.ErrorList {
 	if isExternalName(s) || isExternalName(old) {
 		return nil
 	}
 	const fixed = "may not change once set"
-	single := s.Spec.IPFamilyPolicy != nil && *s.Spec.IPFamilyPolicy == corev1.IPFamilyPolicySingleStack
-	released := func(what string) *field.Error {
-		return field.Invalid(spec.Child("ipFamilyPolicy"), s.Spec.IPFamilyPolicy, "must be set to 'SingleStack' when releasing the secondary "+what)
-	}
 	var errs field.ErrorList
 
 	path, now, was := spec.Child("clusterIPs"), s.Spec.ClusterIPs, old.Spec.ClusterIPs
@@ -367,8 +377,6 @@ func validateClusterIPUpdate(s, old *corev1.Service, spec *field.Path) field.Err
 		errs = append(errs, field.Invalid(path.Index(0), now, fixed))
 	case len(now) > 1 && len(was) > 1 && now[1] != was[1]:
 		errs = append(errs, field.Invalid(path.Index(1), now, fixed))
-	case len(now) < len(was) && !single:
-		errs = append(errs, released("clusterIP"))
 	}
 
 	// A headless Service without a selector has no addresses to keep, it may be
@@ -386,8 +394,6 @@ func validateClusterIPUpdate(s, old *corev1.Service, spec *field.Path) field.Err
 		errs = append(errs, field.Invalid(path.Index(0), families, fixed))
 	case len(families) > 1 && len(wasFamilies) > 1 && families[1] != wasFamilies[1]:
 		errs = append(errs, field.Invalid(path.Index(1), families, fixed))
-	case len(families) < len(wasFamilies) && !single:
-		errs = append(errs, released("ipFamily"))
 	}
 	return errs
 }
@@ -455,8 +461,6 @@ func validateOrdinaryIP(path *field.Path, ip string) field.ErrorList {
 		why = "may not be in the link-local range (169.254.0.0/16, fe80::/10)"
 	case a.IsLinkLocalMulticast():
 		why = "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)"
-	case a.IsMulticast():
-		why = "may not be in the multicast range (224.0.0.0/4, ff00::/8)"
 	default:
 		return nil
 	}

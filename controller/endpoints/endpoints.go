@@ -124,7 +124,7 @@ func (c *Controller) sync(ctx context.Context, key loop.Key) error {
 	c.mu.Lock()
 	delete(c.orphaned, key)
 	c.mu.Unlock()
-	if svc.Spec.Type == corev1.ServiceTypeExternalName || len(svc.Spec.Selector) == 0 || svc.DeletionTimestamp != nil {
+	if svc.Spec.Type == corev1.ServiceTypeExternalName || len(svc.Spec.Selector) == 0 {
 		return nil
 	}
 	pods, err := c.pods.Pods(svc.Namespace).List(labels.SelectorFromSet(svc.Spec.Selector))
@@ -143,10 +143,10 @@ func (c *Controller) sync(ctx context.Context, key loop.Key) error {
 	if stored != nil && same(stored, wanted) {
 		return nil
 	}
-	return c.write(ctx, svc, stored == nil, wanted)
+	return c.write(ctx, stored == nil, wanted)
 }
 
-func (c *Controller) write(ctx context.Context, svc *corev1.Service, create bool, wanted *corev1.Endpoints) error {
+func (c *Controller) write(ctx context.Context, create bool, wanted *corev1.Endpoints) error {
 	var err error
 	verb := "update"
 	if create {
@@ -161,11 +161,11 @@ func (c *Controller) write(ctx context.Context, svc *corev1.Service, create bool
 	case apierrors.IsAlreadyExists(err), apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return loop.Stale("endpoints " + wanted.Namespace + "/" + wanted.Name)
 	}
-	reason := "FailedToUpdateEndpoint"
 	if create {
-		reason = "FailedToCreateEndpoint"
+		c.recorder.Eventf(wanted, corev1.EventTypeWarning, "FailedToCreateEndpoint", "Failed to create endpoint for service %s/%s: %v", wanted.Namespace, wanted.Name, err)
+	} else {
+		c.recorder.Eventf(wanted, corev1.EventTypeWarning, "FailedToUpdateEndpoint", "Failed to update endpoint %s/%s: %v", wanted.Namespace, wanted.Name, err)
 	}
-	c.recorder.Eventf(svc, corev1.EventTypeWarning, reason, "Failed to %s endpoint %s/%s: %v", verb, wanted.Namespace, wanted.Name, err)
 	return fmt.Errorf("%s endpoints %s/%s: %w", verb, wanted.Namespace, wanted.Name, err)
 }
 

@@ -181,7 +181,9 @@ func (c *Controller) sync(_ context.Context, key loop.Key) error {
 	if err != nil {
 		return err
 	}
-	if svc.Spec.Type == corev1.ServiceTypeExternalName || len(svc.Spec.Selector) == 0 || svc.DeletionTimestamp != nil {
+	// A Service that is being deleted is served until it is gone; the reconciler
+	// makes no new slices for it.
+	if svc.Spec.Type == corev1.ServiceTypeExternalName || len(svc.Spec.Selector) == 0 {
 		return nil
 	}
 	pods, err := c.pods.Pods(svc.Namespace).List(labels.SelectorFromSet(svc.Spec.Selector))

@@ -4,15 +4,17 @@ package mirroring
 
 import (
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	sliceutil "k8s.io/endpointslice/util"
+	netutils "k8s.io/utils/net"
 )
 
 // perSubset is the most addresses mirrored of one subset; upstream's limit, and what
@@ -22,26 +24,27 @@ const perSubset = 1000
 // skips counts addresses that are not mirrored.
 type skips struct{ tooMany, invalid int }
 
-// mirror returns the slices that say what the Endpoints say. They have no name yet.
+// mirror returns the slices that say what the Endpoints say: one for each set of
+// ports and each address family. They have no name yet.
 func mirror(e *corev1.Endpoints) ([]*discoveryv1.EndpointSlice, skips) {
 	var out []*discoveryv1.EndpointSlice
 	var skipped skips
-	for i := range e.Subsets {
-		subset := &e.Subsets[i]
+	for _, subset := range merged(e.Subsets) {
 		byFamily := map[discoveryv1.AddressType][]discoveryv1.Endpoint{}
 		count := 0
 		add := func(addresses []corev1.EndpointAddress, ready bool) {
 			for j := range addresses {
-				family, ok := familyOf(addresses[j].IP)
-				switch {
-				case !ok:
-					skipped.invalid++
-				case count >= perSubset:
+				if count >= perSubset {
 					skipped.tooMany++
-				default:
-					count++
-					byFamily[family] = append(byFamily[family], endpoint(&addresses[j], ready))
+					continue
 				}
+				ip, family, ok := parse(addresses[j].IP)
+				if !ok {
+					skipped.invalid++
+					continue
+				}
+				count++
+				byFamily[family] = append(byFamily[family], endpoint(&addresses[j], ip, ready))
 			}
 		}
 		add(subset.Addresses, true)
@@ -55,20 +58,70 @@ func mirror(e *corev1.Endpoints) ([]*discoveryv1.EndpointSlice, skips) {
 	return out, skipped
 }
 
-func familyOf(ip string) (discoveryv1.AddressType, bool) {
-	a, err := netip.ParseAddr(ip)
-	switch {
-	case err != nil:
-		return "", false
-	case a.Is4():
-		return discoveryv1.AddressTypeIPv4, true
+// merged puts subsets with the same ports together: two slices of the same ports
+// could not be told apart later. Of an address that is there twice the first stays;
+// one that is in both lists is ready.
+func merged(subsets []corev1.EndpointSubset) []corev1.EndpointSubset {
+	type known struct {
+		ports, ip string
+		uid       types.UID
 	}
-	return discoveryv1.AddressTypeIPv6, true
+	var out []corev1.EndpointSubset
+	index := map[string]int{}
+	seen := map[known]bool{}
+	fresh := func(ports string, in []corev1.EndpointAddress) []corev1.EndpointAddress {
+		var kept []corev1.EndpointAddress
+		for _, a := range in {
+			k := known{ports: ports, ip: a.IP}
+			if a.TargetRef != nil {
+				k.uid = a.TargetRef.UID
+			}
+			if !seen[k] {
+				kept = append(kept, a)
+			}
+			seen[k] = true
+		}
+		return kept
+	}
+	for _, s := range subsets {
+		key := portsKey(ports(s.Ports))
+		i, ok := index[key]
+		if !ok {
+			i = len(out)
+			index[key] = i
+			out = append(out, corev1.EndpointSubset{Ports: s.Ports})
+		}
+		out[i].Addresses = append(out[i].Addresses, fresh(key, s.Addresses)...)
+	}
+	for _, s := range subsets {
+		key := portsKey(ports(s.Ports))
+		i := index[key]
+		out[i].NotReadyAddresses = append(out[i].NotReadyAddresses, fresh(key, s.NotReadyAddresses)...)
+	}
+	return out
 }
 
-func endpoint(a *corev1.EndpointAddress, ready bool) discoveryv1.Endpoint {
+// portsKey is the same for equal sets of ports.
+func portsKey(ports []discoveryv1.EndpointPort) string {
+	return string(sliceutil.NewPortMapKey(slices.Clone(ports)))
+}
+
+// parse reads an address as generously as old Endpoints were written, with zeros
+// in front of a number, and returns it as slices have it.
+func parse(text string) (string, discoveryv1.AddressType, bool) {
+	ip := netutils.ParseIPSloppy(text)
+	switch {
+	case ip == nil:
+		return "", "", false
+	case ip.To4() != nil:
+		return ip.String(), discoveryv1.AddressTypeIPv4, true
+	}
+	return ip.String(), discoveryv1.AddressTypeIPv6, true
+}
+
+func endpoint(a *corev1.EndpointAddress, ip string, ready bool) discoveryv1.Endpoint {
 	e := discoveryv1.Endpoint{
-		Addresses:  []string{a.IP},
+		Addresses:  []string{ip},
 		Conditions: discoveryv1.EndpointConditions{Ready: &ready},
 		TargetRef:  a.TargetRef,
 		NodeName:   a.NodeName,
@@ -95,7 +148,7 @@ func ports(in []corev1.EndpointPort) []discoveryv1.EndpointPort {
 func frame(e *corev1.Endpoints, family discoveryv1.AddressType) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
-			GenerateName: e.Name + "-",
+			GenerateName: prefix(e.Name),
 			Namespace:    e.Namespace,
 			Labels:       maps.Clone(e.Labels),
 			Annotations:  map[string]string{},
@@ -111,12 +164,22 @@ func frame(e *corev1.Endpoints, family discoveryv1.AddressType) *discoveryv1.End
 	s.Labels[discoveryv1.LabelServiceName] = e.Name
 	s.Labels[discoveryv1.LabelManagedBy] = ManagedBy
 	for key, value := range e.Annotations {
-		// kubectl's own note about the Endpoints would be a lie on a slice.
-		if key != corev1.LastAppliedConfigAnnotation {
+		// What kubectl and the Endpoints' writer note about the Endpoints would be
+		// a lie on a slice.
+		if key != corev1.LastAppliedConfigAnnotation && key != corev1.EndpointsLastChangeTriggerTime {
 			s.Annotations[key] = value
 		}
 	}
 	return s
+}
+
+// prefix begins the names of the slices; a name that is too long for the dash goes
+// without.
+func prefix(name string) string {
+	if p := name + "-"; len(apivalidation.NameIsDNSSubdomain(p, true)) == 0 {
+		return p
+	}
+	return name
 }
 
 // changes is what has to be written.
@@ -127,7 +190,7 @@ type changes struct{ create, update, remove []*discoveryv1.EndpointSlice }
 func plan(wanted, existing []*discoveryv1.EndpointSlice) changes {
 	var p changes
 	key := func(s *discoveryv1.EndpointSlice) string {
-		return string(s.AddressType) + string(sliceutil.NewPortMapKey(slices.Clone(s.Ports)))
+		return string(s.AddressType) + portsKey(s.Ports)
 	}
 	have := map[string][]*discoveryv1.EndpointSlice{}
 	sorted := slices.Clone(existing)

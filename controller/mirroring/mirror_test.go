@@ -53,6 +53,32 @@ func TestMirror(t *testing.T) {
 	}
 }
 
+// TestMerged writes one set of ports in two subsets, in another order, and an
+// address twice.
+func TestMerged(t *testing.T) {
+	web, db := corev1.EndpointPort{Name: "web", Port: 80}, corev1.EndpointPort{Name: "db", Port: 3306}
+	e := mysql(
+		corev1.EndpointSubset{Ports: []corev1.EndpointPort{web, db}, Addresses: []corev1.EndpointAddress{{IP: "10.0.0.1"}, {IP: "10.0.0.1"}}},
+		corev1.EndpointSubset{Ports: []corev1.EndpointPort{db, web}, NotReadyAddresses: []corev1.EndpointAddress{{IP: "10.0.0.2"}, {IP: "10.0.0.1"}}},
+		corev1.EndpointSubset{Ports: []corev1.EndpointPort{db}, Addresses: []corev1.EndpointAddress{{IP: "010.0.0.3"}}},
+	)
+	e.Annotations = map[string]string{"note": "x", corev1.EndpointsLastChangeTriggerTime: "now", corev1.LastAppliedConfigAnnotation: "{}"}
+	got, skipped := mirror(e)
+	if len(got) != 2 || skipped != (skips{}) {
+		t.Fatalf("%d slices, skipped %+v", len(got), skipped)
+	}
+	text := ""
+	for _, s := range got {
+		for _, e := range s.Endpoints {
+			text += fmt.Sprint(e.Addresses[0], " ", *e.Conditions.Ready, " ")
+		}
+		text += fmt.Sprint(len(s.Ports), " ", s.Annotations, "; ")
+	}
+	if want := "10.0.0.1 true 10.0.0.2 false 2 map[note:x]; 10.0.0.3 true 1 map[note:x]; "; text != want {
+		t.Fatalf("got %q\nwant %q", text, want)
+	}
+}
+
 func TestPlan(t *testing.T) {
 	wanted, _ := mirror(mysql(subset(3306, "10.0.0.132"), subset(3307, "10.0.0.134")))
 	p := plan(wanted, nil)

@@ -3,8 +3,8 @@
 // Package mirroring makes EndpointSlices out of Endpoints that a user wrote for a
 // Service without a selector, so that proxies and DNS need to read slices only.
 //
-// Every subset becomes one slice for each address family in it. The slices belong to
-// the Endpoints object and go with it. Endpoints labelled
+// The subsets of one set of ports become one slice for each address family in them.
+// The slices belong to the Endpoints object and go with it. Endpoints labelled
 // endpointslice.kubernetes.io/skip-mirror, those used for leader election, and those
 // of a Service that has a selector (its slices are another controller's) are not
 // mirrored.
@@ -177,8 +177,9 @@ func (c *Controller) remove(ctx context.Context, key loop.Key, existing []*disco
 // tell says in an event what could not be mirrored.
 func (c *Controller) tell(endpoints *corev1.Endpoints, s skips) {
 	if s.tooMany > 0 {
+		// The number is of all that were skipped, as upstream counts.
 		c.recorder.Eventf(endpoints, corev1.EventTypeWarning, "TooManyAddressesToMirror",
-			"A max of %d addresses can be mirrored to EndpointSlices per Endpoints subset. %d addresses were skipped", perSubset, s.tooMany)
+			"A max of %d addresses can be mirrored to EndpointSlices per Endpoints subset. %d addresses were skipped", perSubset, s.tooMany+s.invalid)
 	}
 	if s.invalid > 0 {
 		c.recorder.Eventf(endpoints, corev1.EventTypeWarning, "InvalidIPAddress",
