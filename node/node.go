@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,6 +32,12 @@ import (
 	"github.com/kplab/kplab/node/kubelet"
 )
 
+// minInterval is the pause between two looks at the routes or the Node object. It
+// makes one look of the events of one change and no more: pending looks hold up
+// everybody who waits for the lab to settle, and one that finds all in order is
+// four reads, or none.
+const minInterval = 20 * time.Millisecond
+
 // Node is one simulated node.
 type Node struct {
 	cfg     Config
@@ -44,7 +52,9 @@ type Node struct {
 	statuses    *pace.Runner
 	witness     *settle.Witness
 	events      record.EventBroadcaster
-	started     time.Time
+
+	mu      sync.Mutex
+	failing map[string]error // by what fails; see note
 }
 
 // New returns a node. It registers its event handlers, so it has to be called
@@ -64,14 +74,14 @@ func New(cfg Config) (*Node, error) {
 	case cfg.StateDir == "":
 		return nil, fmt.Errorf("node %s needs a directory", cfg.Name)
 	}
-	n := &Node{cfg: cfg, log: cfg.Log.With("node", cfg.Name), started: time.Now()}
+	n := &Node{cfg: cfg, log: cfg.Log.With("node", cfg.Name), failing: map[string]error{}}
 	n.nodes = cfg.Informers.Core().V1().Nodes().Informer()
 	n.heals = pace.New(pace.Config{
-		Name: "routes of " + cfg.Name, MinInterval: 500 * time.Millisecond, RetryInterval: 2 * time.Second, MaxInterval: time.Minute,
-	}, n.heal)
+		Name: "routes of " + cfg.Name, MinInterval: minInterval, RetryInterval: 2 * time.Second, MaxInterval: time.Minute,
+	}, n.noted("links and routes", n.heal))
 	n.statuses = pace.New(pace.Config{
-		Name: "status of " + cfg.Name, MinInterval: 500 * time.Millisecond, RetryInterval: 2 * time.Second, MaxInterval: 5 * time.Minute,
-	}, n.register)
+		Name: "status of " + cfg.Name, MinInterval: minInterval, RetryInterval: 2 * time.Second, MaxInterval: 5 * time.Minute,
+	}, n.noted("Node object", n.register))
 	n.witness = settle.NewWitness("node/"+cfg.Name, n.pending)
 	n.witness.Observe("nodes", "0")
 	on := func(obj any) {
@@ -118,11 +128,49 @@ func (n *Node) pending() int {
 // back-offs that wait for their time are not pending work.
 func (n *Node) Witness() *settle.Witness { return n.witness }
 
-// Name returns the node's name.
-func (n *Node) Name() string { return n.cfg.Name }
+// Err says why the node cannot do its work now: what failed last and has not
+// succeeded since, of its links and routes, its Node object and its Lease. nil
+// means that all is well, or has not been tried.
+func (n *Node) Err() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var errs []error
+	for _, what := range slices.Sorted(maps.Keys(n.failing)) {
+		errs = append(errs, n.failing[what])
+	}
+	return errors.Join(errs...)
+}
 
-// IP returns the node's address.
-func (n *Node) IP() netip.Addr { return n.cfg.IP.Addr() }
+// noted is fn with its outcome noted.
+func (n *Node) noted(what string, fn func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		err := fn(ctx)
+		n.note(ctx, slog.LevelError, what, err)
+		return err
+	}
+}
+
+// note keeps how something went that is tried again for ever, for Err, and logs
+// each failure that is not the same as the one before.
+func (n *Node) note(ctx context.Context, level slog.Level, what string, err error) {
+	if ctx.Err() != nil {
+		return // the node stops; what fails now is no news
+	}
+	n.mu.Lock()
+	before := n.failing[what]
+	if err == nil {
+		delete(n.failing, what)
+	} else {
+		n.failing[what] = err
+	}
+	n.mu.Unlock()
+	switch {
+	case err == nil && before != nil:
+		n.log.Info(what + " right again")
+	case err != nil && (before == nil || before.Error() != err.Error()):
+		n.log.Log(ctx, level, what+" not as it should be; trying again", "error", err)
+	}
+}
 
 // NS returns the node's namespace.
 func (n *Node) NS() *netns.NS { return n.member.NS }

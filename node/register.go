@@ -5,6 +5,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"runtime"
 	"strings"
@@ -184,10 +185,11 @@ func (n *Node) heartbeat(ctx context.Context) error {
 		next, err := n.renew(ctx, lease)
 		lease = next
 		wait := leaseEvery
-		if err != nil && ctx.Err() == nil {
-			n.log.Debug("lease not renewed", "error", err)
+		if err != nil {
+			err = fmt.Errorf("renew the lease of node %s: %w", n.cfg.Name, err)
 			wait = time.Second
 		}
+		n.note(ctx, slog.LevelWarn, "Lease", err)
 		timer.Reset(wait)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,9 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/kplab/kplab/cni/routed"
 	"github.com/kplab/kplab/internal/netns"
@@ -195,6 +199,33 @@ func TestNodeRegisters(t *testing.T) {
 		}
 		return errors.New("not ready")
 	})
+}
+
+// Who waits for a node is told what it fails at, for as long as it does.
+func TestNodeSaysWhatFails(t *testing.T) {
+	l := newLab(t)
+	n := l.nodes["node1"]
+	registered := func() error {
+		_, err := l.client.CoreV1().Nodes().Get(context.Background(), "node1", metav1.GetOptions{})
+		return errors.Join(err, n.Err())
+	}
+	nettest.Eventually(t, patience, "the node to be registered and well", registered)
+	var full atomic.Bool
+	full.Store(true)
+	l.client.PrependReactor("create", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return full.Load(), nil, errors.New("the disk is full")
+	})
+	if err := l.client.CoreV1().Nodes().Delete(context.Background(), "node1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	nettest.Eventually(t, patience, "the node to say why it is not registered", func() error {
+		if err := n.Err(); err == nil || !strings.Contains(err.Error(), "register node node1: the disk is full") {
+			return fmt.Errorf("it says: %v", err) //nolint:errorlint // nil is no error to wrap
+		}
+		return nil
+	})
+	full.Store(false)
+	nettest.Eventually(t, patience, "the node to be registered and well again", registered)
 }
 
 // What a user takes away from a node comes back without anybody asking.
