@@ -263,7 +263,7 @@ func (l *Lab) nodeConfig(n NodeConfig) (node.Config, error) {
 		},
 		Version:           version,
 		KubernetesVersion: apiserver.KubernetesVersion,
-		Log:               l.log.With("node", n.Name),
+		Log:               l.log,
 	}, nil
 }
 

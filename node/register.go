@@ -184,12 +184,15 @@ func (n *Node) heartbeat(ctx context.Context) error {
 		}
 		next, err := n.renew(ctx, lease)
 		lease = next
-		wait := leaseEvery
+		wait, level := leaseEvery, slog.LevelWarn
 		if err != nil {
+			if apierrors.IsNotFound(err) {
+				level = slog.LevelDebug // the namespace of the leases is made by a controller, a moment later
+			}
 			err = fmt.Errorf("renew the lease of node %s: %w", n.cfg.Name, err)
 			wait = time.Second
 		}
-		n.note(ctx, slog.LevelWarn, "Lease", err)
+		n.note(ctx, level, "Lease", err)
 		timer.Reset(wait)
 	}
 }
@@ -205,7 +208,11 @@ func (n *Node) renew(ctx context.Context, lease *coordinationv1.Lease) (*coordin
 			seconds := int32(leaseSeconds)
 			made := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: n.cfg.Name}}
 			made.Spec = coordinationv1.LeaseSpec{HolderIdentity: &n.cfg.Name, LeaseDurationSeconds: &seconds, RenewTime: &now}
-			return leases.Create(ctx, made, metav1.CreateOptions{})
+			made, err := leases.Create(ctx, made, metav1.CreateOptions{})
+			if err != nil {
+				return nil, err // made is an empty one then
+			}
+			return made, nil
 		}
 		if err != nil {
 			return nil, err
