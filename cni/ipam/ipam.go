@@ -35,6 +35,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 )
 
 const (
@@ -360,14 +361,17 @@ func (p *Pool) create(r Reservation) error {
 	return nil
 }
 
-// note adds to the file of an address that it waits for its link to go.
+// note adds to the file of an address that it waits for its link to go. The
+// directory's time says to other processes that something changed, and adding to a
+// file does not move it.
 func (p *Pool) note(r Reservation) error {
 	f, err := os.OpenFile(p.path(r.Addr), os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
 		return fmt.Errorf("let go of %s: %w", r.Addr, err)
 	}
 	_, err = f.WriteString(goneWith + " " + r.GoneWith + "\n")
-	if err = errors.Join(err, f.Close()); err != nil {
+	now := time.Now()
+	if err = errors.Join(err, f.Close(), os.Chtimes(p.cfg.Dir, now, now)); err != nil {
 		return fmt.Errorf("let go of %s: %w", r.Addr, err)
 	}
 	return nil

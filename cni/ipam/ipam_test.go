@@ -122,6 +122,26 @@ func TestAddressIsFreeOnlyWhenItsLinkIsGone(t *testing.T) {
 	}
 }
 
+// A pod's address is let go in one process and asked for in another, which has had
+// the directory open all the time.
+func TestOtherProcessSeesAnAddressLetGo(t *testing.T) {
+	cfg := Config{Dir: t.TempDir(), Subnet: netip.MustParsePrefix("10.244.1.0/24"), LinkGone: func(string) bool { return false }}
+	a, b := open(t, cfg), open(t, cfg)
+	addr := mustAllocate(t, a, owner(1))
+	if got, ok, err := b.Lookup(owner(1)); err != nil || !ok || got != addr {
+		t.Fatalf("the other process sees %s, %v, %v; want %s", got, ok, err, addr)
+	}
+	if err := a.Release(owner(1), "veth1"); err != nil {
+		t.Fatal(err)
+	}
+	if got, ok, err := b.Lookup(owner(1)); err != nil || ok {
+		t.Errorf("the other process still sees %s as the owner's: %v", got, err)
+	}
+	if got := mustAllocate(t, b, owner(1)); got == addr {
+		t.Errorf("%s is handed out again while its link stands", got)
+	}
+}
+
 func TestOpenAfterCrash(t *testing.T) {
 	dir := t.TempDir()
 	cfg := Config{Dir: dir, Subnet: netip.MustParsePrefix("10.244.1.0/24")}
