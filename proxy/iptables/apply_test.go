@@ -452,6 +452,30 @@ func dualSnapshot() *proxy.Snapshot {
 	return proxy.Decide(f, append(svcs, none[1]), append(eps, six))
 }
 
+// TestRequirements checks that each requirement can be tried by itself, that a
+// rule which the kernel does not take is found out, and that Detect knows no more
+// and no less.
+func TestRequirements(t *testing.T) {
+	nettest.NeedRoot(t)
+	nettest.Need(t, "iptables")
+	nettest.LeakCheck(t)
+	ns := nettest.NewNS(t)
+	f, err := Detect(t.Context(), VariantAuto)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range Requirements() {
+		err := r.Try(t.Context(), ns, VariantAuto)
+		want := r.Required || r.Name == requireRandom && f.RandomFully || r.Name == requireAcct && f.NFAcct
+		if (err == nil) != want {
+			t.Errorf("%s: %v; Detect says %v", r.Name, err, want)
+		}
+	}
+	if err := (Requirement{Table: "nat", Rule: "-m addrtype --dst-type NOWHERE -j RETURN"}).Try(t.Context(), ns, VariantAuto); err == nil {
+		t.Error("a rule that no kernel takes was tried without an error")
+	}
+}
+
 // TestErrors checks what a person is told.
 func TestErrors(t *testing.T) {
 	t.Run("no tools", func(t *testing.T) {

@@ -39,24 +39,70 @@ func (m *Mode) Probe(ctx context.Context) error {
 	return nil
 }
 
-// probed is one thing that the mode writes, and what lacks when it fails.
-type probed struct {
-	table, rule, lacks string
+// Requirement is one thing that the mode asks of the kernel and the tools.
+type Requirement struct {
+	// Name is for people, for example "iptables statistic".
+	Name string
+	// Table and Rule are what is written, and read back, to find out: a rule
+	// without its chain.
+	Table, Rule string
+	// Breaks says what does not work without it.
+	Breaks string
+	// Options are the kernel's configuration options that bring it.
+	Options string
+	// Required says that the mode does not work at all without it; the others are
+	// used where they are.
+	Required bool
 }
 
-// needs are the matches and targets without which the mode does not work.
-func needs() []probed {
-	return []probed{
-		{"nat", `-m comment --comment "a: b" -j RETURN`, "the comment match (CONFIG_NETFILTER_XT_MATCH_COMMENT)"},
-		{"nat", `-j MARK --set-xmark 0x4000/0x4000`, "packet marks (CONFIG_NETFILTER_XT_MARK)"},
-		{"nat", `-m statistic --mode random --probability 0.33333333349 -j RETURN`, "the statistic match, which spreads connections (CONFIG_NETFILTER_XT_MATCH_STATISTIC)"},
-		{"nat", `-m recent --rcheck --seconds 5 --reap --name KUBE-SEP-PROBE --mask 255.255.255.255 --rsource -j RETURN`, "the recent match, which keeps session affinity (CONFIG_NETFILTER_XT_MATCH_RECENT)"},
-		{"nat", `-m addrtype --dst-type LOCAL -j RETURN`, "the addrtype match, which finds nodePorts (CONFIG_NETFILTER_XT_MATCH_ADDRTYPE)"},
-		{"nat", `-p tcp -m tcp -j DNAT --to-destination 192.0.2.1:80`, "destination translation (CONFIG_NF_NAT, CONFIG_NETFILTER_XT_NAT)"},
-		{"nat", `-j MASQUERADE`, "masquerading (CONFIG_NETFILTER_XT_TARGET_MASQUERADE)"},
-		{"filter", `-m conntrack --ctstate NEW -j RETURN`, "connection tracking (CONFIG_NF_CONNTRACK, CONFIG_NETFILTER_XT_MATCH_CONNTRACK)"},
-		{"filter", `-j REJECT --reject-with icmp-port-unreachable`, "the reject target (CONFIG_IP_NF_TARGET_REJECT)"},
+// Requirements lists what the mode writes, each once. It is the one list: Detect
+// goes by it, and whoever shows a person what the machine lacks should too.
+func Requirements() []Requirement {
+	return []Requirement{
+		{"iptables comment", "nat", `-m comment --comment "a: b" -j RETURN`, "the names in the rules", "CONFIG_NETFILTER_XT_MATCH_COMMENT", true},
+		{"iptables MARK", "nat", `-j MARK --set-xmark 0x4000/0x4000`, "masquerading only what needs it", "CONFIG_NETFILTER_XT_MARK", true},
+		{"iptables statistic", "nat", `-m statistic --mode random --probability 0.33333333349 -j RETURN`, "spreading over several endpoints", "CONFIG_NETFILTER_XT_MATCH_STATISTIC", true},
+		{"iptables recent", "nat", `-m recent --rcheck --seconds 5 --reap --name KUBE-SEP-PROBE --mask 255.255.255.255 --rsource -j RETURN`, "sessionAffinity: ClientIP", "CONFIG_NETFILTER_XT_MATCH_RECENT", true},
+		{"iptables addrtype", "nat", `-m addrtype --dst-type LOCAL -j RETURN`, "nodePorts", "CONFIG_NETFILTER_XT_MATCH_ADDRTYPE", true},
+		{"iptables DNAT", "nat", `-p tcp -m tcp -j DNAT --to-destination 192.0.2.1:80`, "every Service", "CONFIG_NF_NAT, CONFIG_NETFILTER_XT_NAT", true},
+		{"iptables MASQUERADE", "nat", `-j MASQUERADE`, "nodePorts, and traffic from nodes", "CONFIG_NETFILTER_XT_TARGET_MASQUERADE", true},
+		{"iptables conntrack", "filter", `-m conntrack --ctstate NEW -j RETURN`, "every Service, and forwarding of replies", "CONFIG_NF_CONNTRACK, CONFIG_NETFILTER_XT_MATCH_CONNTRACK", true},
+		{"iptables REJECT", "filter", `-j REJECT --reject-with icmp-port-unreachable`, "a quick refusal of Services without endpoints", "CONFIG_IP_NF_TARGET_REJECT", true},
+		{requireRandom, "nat", "-j MASQUERADE --random-fully", "source ports that do not collide under load; without it the kernel's own choice is taken", "none: iptables 1.6.2", false},
+		{requireAcct, "filter", "-m nfacct --nfacct-name " + acctInvalidDropped + " -j RETURN", "counting dropped packets and nodePort traffic on 127.0.0.1", "CONFIG_NETFILTER_NETLINK_ACCT, CONFIG_NETFILTER_XT_MATCH_NFACCT", false},
 	}
+}
+
+// The optional requirements, by name.
+const (
+	requireRandom = "iptables random source ports"
+	requireAcct   = "iptables nfacct"
+)
+
+// Try writes the requirement's rule in a namespace and reads it back, with the
+// tools that the mode would pick there. It leaves a chain behind: use a namespace
+// that is thrown away. The error wraps ErrNoTools when there are no tools.
+func (r Requirement) Try(ctx context.Context, ns *netns.NS, variant Variant) error {
+	t, err := findTool(ctx, execx.In(ns), variant, "/dev/null")
+	if err != nil {
+		return err
+	}
+	if r.Name == requireAcct {
+		if err := makeAcct(ns); err != nil {
+			return err
+		}
+	}
+	return tryRules(ctx, t, []Requirement{r})
+}
+
+// makeAcct makes the object that the nfacct match of the probe needs.
+func makeAcct(ns *netns.NS) error {
+	k, err := dialNFNL(ns)
+	if err != nil {
+		return err
+	}
+	defer k.close()
+	return k.createAcct(acctInvalidDropped)
 }
 
 // Detect tries, in a namespace that is thrown away, everything that the mode
@@ -72,46 +118,48 @@ func Detect(ctx context.Context, variant Variant) (Features, error) {
 	if err != nil {
 		return Features{}, err
 	}
-	f := Features{Variant: t.variant, found: true, infix: t.infix, RandomFully: true}
-	if k, err := dialNFNL(ns); err == nil {
-		f.NFAcct = k.createAcct(acctInvalidDropped) == nil
-		k.close()
+	f := Features{Variant: t.variant, found: true, infix: t.infix}
+	acct := makeAcct(ns) == nil
+	var needed, wished []Requirement
+	for _, r := range Requirements() {
+		switch {
+		case r.Required:
+			needed = append(needed, r)
+		case r.Name != requireAcct || acct:
+			wished = append(wished, r)
+		}
 	}
-	all := needs()
-	if tryRules(ctx, t, append(all, wishes(f)...)) == nil {
+	// One process for all, where nothing lacks.
+	if tryRules(ctx, t, slices.Concat(needed, wished)) == nil {
+		f.RandomFully, f.NFAcct = true, acct
 		return f, nil
 	}
-	// Something lacks. Without what is necessary there is no use in going on.
-	if err := tryRules(ctx, t, all); err != nil {
-		for _, p := range all {
-			if one := tryRules(ctx, t, []probed{p}); one != nil {
-				return f, fmt.Errorf("probe iptables: the kernel or the tools lack %s: %w", p.lacks, one)
+	if err := tryRules(ctx, t, needed); err != nil {
+		for _, r := range needed {
+			if one := tryRules(ctx, t, []Requirement{r}); one != nil {
+				return f, fmt.Errorf("probe iptables: %s is missing (kernel options %s), and with it %s: %w", r.Name, r.Options, r.Breaks, one)
 			}
 		}
 		return f, fmt.Errorf("probe iptables: %w", err)
 	}
-	f.RandomFully = tryRules(ctx, t, wishes(Features{RandomFully: true})) == nil
-	f.NFAcct = f.NFAcct && tryRules(ctx, t, wishes(Features{NFAcct: true})) == nil
+	for _, r := range wished {
+		found := tryRules(ctx, t, []Requirement{r}) == nil
+		switch r.Name {
+		case requireRandom:
+			f.RandomFully = found
+		case requireAcct:
+			f.NFAcct = found
+		}
+	}
 	return f, nil
 }
 
-// wishes are the rules of optional features.
-func wishes(f Features) (out []probed) {
-	if f.RandomFully {
-		out = append(out, probed{"nat", "-j MASQUERADE --random-fully", ""})
-	}
-	if f.NFAcct {
-		out = append(out, probed{"filter", "-m nfacct --nfacct-name " + acctInvalidDropped + " -j RETURN", ""})
-	}
-	return out
-}
-
 // tryRules loads rules into chains of their own, and reads them back.
-func tryRules(ctx context.Context, t *tool, rules []probed) error {
+func tryRules(ctx context.Context, t *tool, rules []Requirement) error {
 	const chain = "KPLAB-PROBE"
 	want := map[string][]string{}
-	for _, p := range rules {
-		want[p.table] = append(want[p.table], "-A "+chain+" "+p.rule)
+	for _, r := range rules {
+		want[r.Table] = append(want[r.Table], "-A "+chain+" "+r.Rule)
 	}
 	var b strings.Builder
 	for _, table := range slices.Sorted(maps.Keys(want)) {
