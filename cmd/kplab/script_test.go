@@ -208,20 +208,21 @@ func kill9(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(syscall.Kill(d.PID, syscall.SIGKILL))
 	// The daemon is a child of the test's subreaper; it is gone when its state
 	// is zombie or its directory is.
-	deadline := time.Now().Add(10 * time.Second)
-	for ; ; runtimeYield() {
+	nettest.Until(script{ts: ts}, 10*time.Second, fmt.Sprintf("the end of pid %d", d.PID), func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.PID))
-		if err != nil || strings.Contains(string(stat), ") Z ") {
-			return
-		}
-		if time.Now().After(deadline) {
-			ts.Fatalf("pid %d does not die", d.PID)
-		}
-	}
+		return err != nil || strings.Contains(string(stat), ") Z ")
+	})
 }
 
-// runtimeYield gives the processor away between two looks at /proc.
-func runtimeYield() { <-time.After(5 * time.Millisecond) }
+// script lets nettest wait for a script, whose failure is not that of the Go
+// test around it.
+type script struct {
+	testing.TB
+	ts *testscript.TestScript
+}
+
+func (s script) Helper()                           {}
+func (s script) Fatalf(format string, args ...any) { s.ts.Fatalf(format, args...) }
 
 // capture NAME PROGRAM ARG… puts what a program printed into a variable.
 func capture(ts *testscript.TestScript, neg bool, args []string) {
@@ -239,14 +240,14 @@ func capture(ts *testscript.TestScript, neg bool, args []string) {
 // retry PROGRAM ARG… waits until a program succeeds, for things outside of what
 // `kplab settle` awaits.
 func retry(ts *testscript.TestScript, neg bool, args []string) {
-	deadline := time.Now().Add(30 * time.Second)
-	for ; ; runtimeYield() {
+	nettest.Eventually(script{ts: ts}, 30*time.Second, strings.Join(args, " "), func() error {
 		err := ts.Exec(args[0], args[1:]...)
-		if (err == nil) != neg {
-			return
+		if !neg {
+			return err
 		}
-		if time.Now().After(deadline) {
-			ts.Fatalf("still: %v", err)
+		if err == nil {
+			return errors.New("still succeeds")
 		}
-	}
+		return nil
+	})
 }

@@ -5,7 +5,6 @@ package loop
 import (
 	"context"
 	"errors"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,17 +15,11 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/kplab/kplab/internal/nettest"
 )
 
-// until spins: what it waits for needs a turn, not a time.
-func until(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !cond(); runtime.Gosched() {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
-}
+const patience = 10 * time.Second
 
 func run(t *testing.T, l *Loop[Key]) {
 	t.Helper()
@@ -66,23 +59,21 @@ func TestPendingCountsQueuedInHandAndRetries(t *testing.T) {
 	gate <- nil                   // one of them
 	gate <- errors.New("not yet") // and the other, which is tried again
 	// What follows: c, a again, the failed one again; it may be a itself.
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for l.Pending() > 0 {
+	var wg sync.WaitGroup
+	idle := make(chan struct{})
+	wg.Go(func() {
+		for {
 			select {
 			case <-entered:
 				gate <- nil
-			default:
-				runtime.Gosched()
+			case <-idle:
+				return
 			}
 		}
-	}()
-	select {
-	case <-done:
-	case <-time.After(10 * time.Second):
-		t.Fatalf("never idle: %d pending", l.Pending())
-	}
+	})
+	nettest.Until(t, patience, "nothing is pending", func() bool { return l.Pending() == 0 })
+	close(idle)
+	wg.Wait()
 	l.After(a, time.Hour)
 	if n := l.Pending(); n != 0 {
 		t.Fatalf("a look in an hour is pending: %d", n)
@@ -112,17 +103,17 @@ func TestWatchTellsTheWitness(t *testing.T) {
 	t.Cleanup(factory.Shutdown)
 	t.Cleanup(cancel)
 	run(t, l)
-	until(t, "the first list is handled", func() bool { return synced.Load() == 1 && l.Pending() == 0 })
+	nettest.Until(t, patience, "the first list is handled", func() bool { return synced.Load() == 1 && l.Pending() == 0 })
 	newer := old.DeepCopy()
 	newer.ResourceVersion = "12"
 	if _, err := client.CoreV1().Pods("ns").Update(ctx, newer, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "revision 12 is seen", func() bool { return l.Witness().Snapshot().Revs["pods"] >= 12 })
+	nettest.Until(t, patience, "revision 12 is seen", func() bool { return l.Witness().Snapshot().Revs["pods"] >= 12 })
 	if err := client.CoreV1().Pods("ns").Delete(ctx, "old", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the deletion is seen", func() bool { return gone.Load() == "old" })
+	nettest.Until(t, patience, "the deletion is seen", func() bool { return gone.Load() == "old" })
 }
 
 func TestWatchUnwrapsTombstones(t *testing.T) {

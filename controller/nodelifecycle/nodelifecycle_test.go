@@ -4,7 +4,6 @@ package nodelifecycle
 
 import (
 	"fmt"
-	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -17,7 +16,10 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/kplab/kplab/controller/loop"
+	"github.com/kplab/kplab/internal/nettest"
 )
+
+const patience = 10 * time.Second
 
 func TestMerge(t *testing.T) {
 	now := metav1.Now()
@@ -38,15 +40,6 @@ func TestMerge(t *testing.T) {
 	}
 	if back := merge(got, taintsFor(corev1.ConditionTrue, false), now); len(back) != 1 || back[0].Key != "gpu" {
 		t.Fatalf("got %v", back)
-	}
-}
-
-func until(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !cond(); runtime.Gosched() {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain: %s", what)
-		}
 	}
 }
 
@@ -80,13 +73,13 @@ func TestSilentNodeBecomesUnknown(t *testing.T) {
 
 	heard := func(name string) time.Time { c.mu.Lock(); defer c.mu.Unlock(); return c.heard[name] }
 	planned := func() bool { c.mu.Lock(); defer c.mu.Unlock(); return len(c.planned) == 2 }
-	until(t, "both nodes are watched", func() bool { return planned() && c.loop.Pending() == 0 })
+	nettest.Until(t, patience, "both nodes are watched", func() bool { return planned() && c.loop.Pending() == 0 })
 	for i := 1; i <= 4; i++ {
 		clock.Step(10 * time.Second)
 		if _, err := client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Update(ctx, lease("alive", i), metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "renewal is seen", func() bool { return heard("alive").Equal(clock.Now()) })
+		nettest.Until(t, patience, "renewal is seen", func() bool { return heard("alive").Equal(clock.Now()) })
 	}
 	status := func(name string) (corev1.ConditionStatus, int) {
 		n, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
@@ -96,14 +89,14 @@ func TestSilentNodeBecomesUnknown(t *testing.T) {
 		return readiness(n), len(n.Spec.Taints)
 	}
 	// The queue's own timer runs on the fake clock too: push it until it has fired.
-	until(t, "the silent node is unknown and tainted", func() bool {
+	nettest.Until(t, patience, "the silent node is unknown and tainted", func() bool {
 		if ready, taints := status("silent"); ready == corev1.ConditionUnknown && taints == 2 {
 			return true
 		}
 		clock.Step(time.Millisecond)
 		return false
 	})
-	until(t, "its pod is not ready", func() bool {
+	nettest.Until(t, patience, "its pod is not ready", func() bool {
 		p, err := client.CoreV1().Pods("ns").Get(ctx, "p", metav1.GetOptions{})
 		return err == nil && p.Status.Conditions[0].Status == corev1.ConditionFalse
 	})

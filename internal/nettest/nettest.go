@@ -39,6 +39,17 @@ func Eventually(tb testing.TB, timeout time.Duration, what string, cond func() e
 	}
 }
 
+// Until is [Eventually] for a condition that has no more to say than yes or no.
+func Until(tb testing.TB, timeout time.Duration, what string, cond func() bool) {
+	tb.Helper()
+	Eventually(tb, timeout, what, func() error {
+		if !cond() {
+			return errors.New("not so yet")
+		}
+		return nil
+	})
+}
+
 // await calls cond until it returns nil or timeout is over, at least once and
 // also once at the very end.
 func await(timeout time.Duration, cond func() error) error {

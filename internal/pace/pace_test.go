@@ -5,12 +5,13 @@ package pace
 import (
 	"context"
 	"errors"
-	"runtime"
 	"sync"
 	"testing"
 	"time"
 
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/kplab/kplab/internal/nettest"
 )
 
 // bench drives a Runner on a clock that only moves when told to.
@@ -73,14 +74,9 @@ func (b *bench) run(err error) {
 	b.result <- err
 }
 
-// until spins on a condition: what it waits for needs no time, only a turn.
 func (b *bench) until(what string, cond func() bool) {
 	b.t.Helper()
-	for deadline := time.Now().Add(patience); !cond(); runtime.Gosched() {
-		if time.Now().After(deadline) {
-			b.t.Fatalf("waited in vain: %s", what)
-		}
-	}
+	nettest.Until(b.t, patience, what, cond)
 }
 
 // step waits until the runner sleeps and then moves the clock; no run may begin
