@@ -72,9 +72,11 @@ func (l *Lab) serveControl(ctx context.Context) error {
 		shut, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		if srv.Shutdown(shut) != nil {
-			srv.Close()
+			_ = srv.Close() // cuts off who still waits; the listener is closed already
 		}
-		<-done
+		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("control socket: %w", err)
+		}
 		return nil
 	}
 }

@@ -78,8 +78,8 @@ func (t trial) attempt(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer ns.Close()
-	return t.try(ctx, scratch{ns: ns, run: execx.In(ns)})
+	said, err := t.try(ctx, scratch{ns: ns, run: execx.In(ns)})
+	return said, errors.Join(err, ns.Close())
 }
 
 func trials() []trial {
@@ -154,7 +154,7 @@ func trySandbox(ctx context.Context, _ scratch) (found string, err error) {
 	if err != nil {
 		return "", err
 	}
-	defer r.Close()
+	defer func() { err = errors.Join(err, r.Close()) }()
 	if _, err := r.Create(ctx, sandbox.Spec{ID: "doctor", Namespace: "default", Name: "doctor", Hostname: "doctor"}); err != nil {
 		return "", err
 	}
@@ -182,7 +182,7 @@ func tryIptables(table, rule string) func(context.Context, scratch) (string, err
 	return func(ctx context.Context, s scratch) (string, error) {
 		// The kernel's legacy tables are locked by a file; the host's is not ours.
 		lockFile := filepath.Join(os.TempDir(), fmt.Sprintf("kplab-doctor-%d.lock", os.Getpid()))
-		defer os.Remove(lockFile)
+		defer func() { _ = os.Remove(lockFile) }() // nft's iptables makes none
 		env := []string{"XTABLES_LOCKFILE=" + lockFile}
 		text := "*" + table + "\n" + rule + "\nCOMMIT\n"
 		if _, err := s.run.Run(ctx, execx.Cmd{Path: "iptables-restore", Args: []string{"-w", "5"}, Env: env, Stdin: []byte(text)}); err != nil {
@@ -239,7 +239,7 @@ func tryFile(path string) func(context.Context, scratch) (string, error) {
 	}
 }
 
-func tryState(context.Context, scratch) (string, error) {
+func tryState(context.Context, scratch) (found string, err error) {
 	dir := filepath.Dir(PathsOf(DefaultName).State)
 	made := false
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
@@ -253,10 +253,9 @@ func tryState(context.Context, scratch) (string, error) {
 		return "", err
 	}
 	defer func() {
-		f.Close()
-		os.Remove(f.Name())
+		err = errors.Join(err, f.Close(), os.Remove(f.Name()))
 		if made {
-			os.Remove(dir)
+			err = errors.Join(err, os.Remove(dir))
 		}
 	}()
 	// As much as an empty lab's file takes.

@@ -38,8 +38,8 @@ type DownResult struct {
 // Down ends the lab called name and removes everything that it made on the host,
 // whether its daemon runs, was killed, or never was. What is removed is what the
 // lab's records name, never what a pattern matches.
-func Down(ctx context.Context, name string, opts DownOptions) (DownResult, error) {
-	r := DownResult{Name: name}
+func Down(ctx context.Context, name string, opts DownOptions) (r DownResult, err error) {
+	r.Name = name
 	if err := ValidateName(name); err != nil {
 		return r, err
 	}
@@ -59,7 +59,7 @@ func Down(ctx context.Context, name string, opts DownOptions) (DownResult, error
 	if err != nil {
 		return r, fmt.Errorf("lab %q: %w in another process that does not answer; see %s", name, err, paths.Log())
 	}
-	defer held.release()
+	defer func() { err = errors.Join(err, held.release()) }()
 	if err := Remove(ctx, paths); err != nil {
 		return r, fmt.Errorf("lab %q: %w", name, err)
 	}
@@ -119,7 +119,7 @@ func stopDaemon(ctx context.Context, name string, paths Paths) error {
 	} else if err != nil {
 		return fmt.Errorf("lab %q: watch its daemon, pid %d: %w", name, d.PID, err)
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }() // was only read
 	// The pid may have been reused between the two calls; the descriptor cannot.
 	if again, still := readDaemon(paths.Daemon()); !still || again != d {
 		return nil

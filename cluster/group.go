@@ -50,7 +50,7 @@ func (g *group) await(ctx context.Context, ready func(context.Context) error) er
 		return err
 	case err := <-g.failed:
 		cancel()
-		<-done
+		_ = <-done // it was told to end; the failure is why
 		return err
 	}
 }

@@ -81,6 +81,9 @@ func acquireFromDying(ctx context.Context, path string) (*lock, error) {
 // lab's was the last.
 func (l *lock) release() error {
 	err := os.Remove(l.path)
+	if errors.Is(err, os.ErrNotExist) {
+		err = nil
+	}
 	_ = os.Remove(filepath.Dir(l.path)) // fails while other labs use it, as it should
 	return errors.Join(err, l.file.Close())
 }
@@ -180,7 +183,7 @@ func writeFile(path string, data []byte, mode os.FileMode) error {
 		err = os.Rename(tmp.Name(), path)
 	}
 	if err != nil {
-		os.Remove(tmp.Name())
+		_ = os.Remove(tmp.Name()) // the first error is the one to know
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil

@@ -30,7 +30,9 @@ func TestLockIsHeldByOne(t *testing.T) {
 	if err != nil {
 		t.Fatalf("after a release: %v", err)
 	}
-	again.release()
+	if err := again.release(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestDaemonRecordNamesOneProcess(t *testing.T) {

@@ -58,12 +58,12 @@ func RunForeground(ctx context.Context, opts UpOptions, progress Progress, ready
 }
 
 // run is the whole life of a lab in this process.
-func run(ctx context.Context, opts UpOptions, progress Progress, ready func(), detached bool) error {
+func run(ctx context.Context, opts UpOptions, progress Progress, ready func(), detached bool) (err error) {
 	s, err := prepare(ctx, &opts)
 	if err != nil {
 		return err
 	}
-	defer s.lock.release()
+	defer func() { err = errors.Join(err, s.lock.release()) }()
 	log, closeLog, err := openLog(s.paths, detached)
 	if err != nil {
 		return err

@@ -102,15 +102,15 @@ func TestNetworkAndBroadcast(t *testing.T) {
 	}
 }
 
-func newBook(t testing.TB, cidr string, first, last int32) *Book {
-	t.Helper()
+func newBook(tb testing.TB, cidr string, first, last int32) *Book {
+	tb.Helper()
 	ips, err := NewIPRange(netip.MustParsePrefix(cidr))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	ports, err := NewPortRange(first, last)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return NewBook(Config{IPs: []IPRange{ips}, Ports: ports})
 }

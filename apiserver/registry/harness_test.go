@@ -42,24 +42,24 @@ type bench struct {
 	warnings warnings
 }
 
-func newBench(t testing.TB, deps Deps, kinds ...Kind) *bench {
-	t.Helper()
-	return openBench(t, filepath.Join(t.TempDir(), "db"), deps, kinds...)
+func newBench(tb testing.TB, deps Deps, kinds ...Kind) *bench {
+	tb.Helper()
+	return openBench(tb, filepath.Join(tb.TempDir(), "db"), deps, kinds...)
 }
 
-func openBench(t testing.TB, path string, deps Deps, kinds ...Kind) *bench {
-	t.Helper()
+func openBench(tb testing.TB, path string, deps Deps, kinds ...Kind) *bench {
+	tb.Helper()
 	scheme, err := NewScheme(kinds)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	db, err := store.Open(path, store.Options{NoFsync: true})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := db.Close(); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
 	})
 	versions := map[string]schema.GroupVersion{}
@@ -68,9 +68,9 @@ func openBench(t testing.TB, path string, deps Deps, kinds ...Kind) *bench {
 	}
 	built, _, err := Build(kinds, scheme, benchGetter{db, serializer.NewCodecFactory(scheme), versions}, deps)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	b := &bench{t: t, path: path, deps: deps, db: db, scheme: scheme, storages: map[string]rest.Storage{}}
+	b := &bench{t: tb, path: path, deps: deps, db: db, scheme: scheme, storages: map[string]rest.Storage{}}
 	for _, paths := range built {
 		for path, s := range paths {
 			b.storages[path] = s
@@ -218,15 +218,15 @@ func serviceDeps(cidr string, first, size int) Deps {
 }
 
 // wantError checks that err's text contains all of want.
-func wantError(t testing.TB, err error, want ...string) {
-	t.Helper()
+func wantError(tb testing.TB, err error, want ...string) {
+	tb.Helper()
 	if err == nil {
-		t.Errorf("no error, want %q", want)
+		tb.Errorf("no error, want %q", want)
 		return
 	}
 	for _, w := range want {
 		if !strings.Contains(err.Error(), w) {
-			t.Errorf("error %q\n  lacks %q", err, w)
+			tb.Errorf("error %q\n  lacks %q", err, w)
 		}
 	}
 }

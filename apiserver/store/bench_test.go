@@ -103,7 +103,7 @@ func BenchmarkOpen(b *testing.B) {
 // BenchmarkSuite is upstream's, with a small cluster.
 func BenchmarkSuite(b *testing.B) {
 	data := storagetesting.PrepareBenchmarkData(10, 20, 20)
-	s := func(b *testing.B) *Store { return pods(openDB(b, Options{NoFsync: true})) }
+	s := func(b *testing.B) *Store { b.Helper(); return pods(openDB(b, Options{NoFsync: true})) }
 	b.Run("WriteThroughput", func(b *testing.B) {
 		storagetesting.RunBenchmarkWriteThroughput(context.Background(), b, s(b), data, false, nil)
 	})

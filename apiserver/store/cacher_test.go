@@ -138,6 +138,7 @@ func podAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 
 // compact compacts the store and turns the cache's clock on until it has noticed.
 func (c *cached) compact(ctx context.Context, t *testing.T, resourceVersion string) {
+	t.Helper()
 	compaction(c.store.db)(ctx, t, resourceVersion)
 	want := c.store.CompactRevision()
 	nettest.Eventually(t, 10*time.Second, "the cache notices the compaction", func() error {

@@ -18,46 +18,46 @@ import (
 )
 
 // sample makes a file with a bit of everything and returns its bytes.
-func sample(t testing.TB, objects int) []byte {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "store.db")
+func sample(tb testing.TB, objects int) []byte {
+	tb.Helper()
+	path := filepath.Join(tb.TempDir(), "store.db")
 	db, err := Open(path, Options{NoFsync: true})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	s := pods(db)
 	for i := range objects {
 		name := fmt.Sprintf("pod-%04d", i)
-		if err := s.Create(t.Context(), podKey(name), fatPod(name, 300), nil, uint64(3600*(i%2))); err != nil {
-			t.Fatal(err)
+		if err := s.Create(tb.Context(), podKey(name), fatPod(name, 300), nil, uint64(3600*(i%2))); err != nil {
+			tb.Fatal(err)
 		}
 		if i%3 == 0 {
-			mustRelabel(t, s, name, "x")
+			mustRelabel(tb, s, name, "x")
 		}
 		if i%7 == 0 {
-			mustDelete(t, s, name)
+			mustDelete(tb, s, name)
 		}
 	}
-	if err := s.Create(t.Context(), podKey("fat"), fatPod("fat", 30_000), nil, 0); err != nil {
-		t.Fatal(err)
+	if err := s.Create(tb.Context(), podKey("fat"), fatPod("fat", 30_000), nil, 0); err != nil {
+		tb.Fatal(err)
 	}
 	if err := db.Close(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return data
 }
 
 // use opens the file and does everything once. It returns the first error.
-func use(path string) error {
+func use(path string) (err error) {
 	db, err := Open(path, Options{NoFsync: true})
 	if err != nil {
 		return err
 	}
-	defer db.Close()
+	defer func() { err = errors.Join(err, db.Close()) }()
 	s := pods(db)
 	if _, err := list(s, ""); err != nil {
 		return err
@@ -173,7 +173,7 @@ func TestDamageWhileOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer db.Close()
+	defer func() { _ = db.Close() }()                 // what it says of a file without its end is not the point
 	if err := os.Truncate(path, 3*4096); err != nil { // reading beyond is a SIGBUS
 		t.Fatal(err)
 	}

@@ -46,11 +46,11 @@ func podNamed(name string) *example.Pod {
 	return &example.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
 }
 
-func mustCreate(t testing.TB, s *Store, name string) *example.Pod {
-	t.Helper()
+func mustCreate(tb testing.TB, s *Store, name string) *example.Pod {
+	tb.Helper()
 	out := &example.Pod{}
 	if err := s.Create(context.Background(), podKey(name), podNamed(name), out, 0); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return out
 }
@@ -65,11 +65,11 @@ func relabel(ctx context.Context, s *Store, name, label string) (*example.Pod, e
 	return out, err
 }
 
-func mustRelabel(t testing.TB, s *Store, name, label string) *example.Pod {
-	t.Helper()
+func mustRelabel(tb testing.TB, s *Store, name, label string) *example.Pod {
+	tb.Helper()
 	out, err := relabel(context.Background(), s, name, label)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return out
 }
@@ -78,10 +78,10 @@ func remove(ctx context.Context, s *Store, name string) error {
 	return s.Delete(ctx, podKey(name), &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{})
 }
 
-func mustDelete(t testing.TB, s *Store, name string) {
-	t.Helper()
+func mustDelete(tb testing.TB, s *Store, name string) {
+	tb.Helper()
 	if err := remove(context.Background(), s, name); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
@@ -100,33 +100,33 @@ func list(s *Store, rv string) ([]string, error) {
 	return names, err
 }
 
-func mustWatch(t testing.TB, s *Store, opts storage.ListOptions) watch.Interface {
-	t.Helper()
+func mustWatch(tb testing.TB, s *Store, opts storage.ListOptions) watch.Interface {
+	tb.Helper()
 	opts.Recursive = true
 	opts.Predicate.AllowWatchBookmarks = true
 	w, err := s.Watch(context.Background(), "/pods/", opts)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(w.Stop)
+	tb.Cleanup(w.Stop)
 	return w
 }
 
 // want reads one event and describes it as "TYPE name@rev".
-func want(t testing.TB, w watch.Interface, desc string) {
-	t.Helper()
-	if got := next(t, w); got != desc {
-		t.Errorf("event %q, want %q", got, desc)
+func want(tb testing.TB, w watch.Interface, desc string) {
+	tb.Helper()
+	if got := next(tb, w); got != desc {
+		tb.Errorf("event %q, want %q", got, desc)
 	}
 }
 
-func next(t testing.TB, w watch.Interface) string {
-	t.Helper()
+func next(tb testing.TB, w watch.Interface) string {
+	tb.Helper()
 	select {
 	case e, ok := <-w.ResultChan():
 		return describe(e, ok)
 	case <-time.After(patience):
-		t.Fatal("no event")
+		tb.Fatal("no event")
 		return ""
 	}
 }
@@ -165,9 +165,9 @@ func shut(db *DB) (reached <-chan struct{}, release func()) {
 }
 
 // waitQueued waits until n ops wait for the writer.
-func waitQueued(t testing.TB, db *DB, n int) {
-	t.Helper()
-	nettest.Eventually(t, patience, fmt.Sprintf("%d writes wait", n), func() error {
+func waitQueued(tb testing.TB, db *DB, n int) {
+	tb.Helper()
+	nettest.Eventually(tb, patience, fmt.Sprintf("%d writes wait", n), func() error {
 		db.queue.mu.Lock()
 		defer db.queue.mu.Unlock()
 		if got := len(db.queue.ops); got != n {
@@ -178,17 +178,17 @@ func waitQueued(t testing.TB, db *DB, n int) {
 }
 
 // checkWhole checks a closed file, if there is one.
-func checkWhole(t testing.TB, path string) {
-	t.Helper()
+func checkWhole(tb testing.TB, path string) {
+	tb.Helper()
 	r, err := Inspect(path, nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return
 	}
 	if err != nil {
-		t.Errorf("%s: %v", path, err)
+		tb.Errorf("%s: %v", path, err)
 		return
 	}
 	for _, p := range r.Problems {
-		t.Errorf("%s: %s", path, p)
+		tb.Errorf("%s: %s", path, p)
 	}
 }

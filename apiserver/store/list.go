@@ -181,7 +181,7 @@ func (l *lister) readError(err error, rev uint64) error {
 	if err != nil {
 		return err
 	}
-	expired.ErrStatus.ListMeta.Continue = token
+	expired.ErrStatus.Continue = token
 	return expired
 }
 

@@ -16,11 +16,11 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-func mustInspect(t testing.TB, path string) *Report {
-	t.Helper()
+func mustInspect(tb testing.TB, path string) *Report {
+	tb.Helper()
 	r, err := Inspect(path, nil)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return r
 }

@@ -51,30 +51,30 @@ func newPod() runtime.Object     { return &example.Pod{} }
 func newPodList() runtime.Object { return &example.PodList{} }
 
 // openDB opens a DB in a directory of its own.
-func openDB(t testing.TB, opts Options) *DB {
-	t.Helper()
-	return openAt(t, filepath.Join(t.TempDir(), "store.db"), opts)
+func openDB(tb testing.TB, opts Options) *DB {
+	tb.Helper()
+	return openAt(tb, filepath.Join(tb.TempDir(), "store.db"), opts)
 }
 
 // openAt opens a DB that is closed, and checked, when the test ends.
-func openAt(t testing.TB, path string, opts Options) *DB {
-	t.Helper()
+func openAt(tb testing.TB, path string, opts Options) *DB {
+	tb.Helper()
 	db, err := Open(path, opts)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		if err := db.Close(); err != nil {
-			t.Error(err)
+			tb.Error(err)
 		}
-		checkWhole(t, path)
+		checkWhole(tb, path)
 	})
 	return db
 }
 
 // suiteStore is a store of pods as upstream's suite wants it.
-func suiteStore(t testing.TB, codec runtime.Codec, transformer value.Transformer) *Store {
-	return storeOf(openDB(t, Options{NoFsync: true, ProgressInterval: 200 * time.Millisecond}), codec, transformer)
+func suiteStore(tb testing.TB, codec runtime.Codec, transformer value.Transformer) *Store {
+	return storeOf(openDB(tb, Options{NoFsync: true, ProgressInterval: 200 * time.Millisecond}), codec, transformer)
 }
 
 func storeOf(db *DB, codec runtime.Codec, transformer value.Transformer) *Store {
@@ -87,24 +87,24 @@ func storeOf(db *DB, codec runtime.Codec, transformer value.Transformer) *Store 
 	return s
 }
 
-func podStore(t testing.TB) *Store {
-	return suiteStore(t, exampleCodec(), storagetesting.NewPrefixTransformer([]byte(valuePrefix), false))
+func podStore(tb testing.TB) *Store {
+	return suiteStore(tb, exampleCodec(), storagetesting.NewPrefixTransformer([]byte(valuePrefix), false))
 }
 
 // bump makes a revision in which nothing of interest happens.
-func bump(t testing.TB, db *DB) int64 {
-	t.Helper()
+func bump(tb testing.TB, db *DB) int64 {
+	tb.Helper()
 	for {
 		rec, _, err := db.get("/nothing")
 		if err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		o := &op{kind: opPut, key: "/nothing", value: []byte("x")}
 		if rec != nil {
 			o.expect = rec.rev
 		}
 		if err := db.submit(context.Background(), o); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		if !o.conflict {
 			return int64(o.rev)
@@ -113,11 +113,12 @@ func bump(t testing.TB, db *DB) int64 {
 }
 
 func increaseRV(db *DB) storagetesting.IncreaseRVFunc {
-	return func(_ context.Context, t *testing.T) int64 { return bump(t, db) }
+	return func(_ context.Context, t *testing.T) int64 { t.Helper(); return bump(t, db) }
 }
 
 func compaction(db *DB) storagetesting.Compaction {
 	return func(ctx context.Context, t *testing.T, resourceVersion string) {
+		t.Helper()
 		rv, err := storage.APIObjectVersioner{}.ParseResourceVersion(resourceVersion)
 		if err != nil {
 			t.Fatal(err)
@@ -176,6 +177,7 @@ func (f *failingCodec) Decode(data []byte, gvk *schema.GroupVersionKind, into ru
 // keyIsClean checks what the suite says about stored bytes: no resource version.
 func keyIsClean(s *Store) storagetesting.KeyValidation {
 	return func(_ context.Context, t *testing.T, key string) {
+		t.Helper()
 		rec, _, err := s.db.get(key)
 		if err != nil || rec == nil {
 			t.Fatalf("%s: %v, %v", key, rec, err)
@@ -325,6 +327,7 @@ func TestSuite(t *testing.T) {
 func TestSuiteMalformed(t *testing.T) {
 	marked := &malformed{errors.New("bits flipped")}
 	failing := func(t *testing.T) (*Store, func(bool)) {
+		t.Helper()
 		codec := &failingCodec{Codec: exampleCodec()}
 		return suiteStore(t, codec, storagetesting.NewPrefixTransformer([]byte(valuePrefix), false)), codec.fail.Store
 	}

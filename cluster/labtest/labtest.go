@@ -77,42 +77,46 @@ type Lab struct {
 func Main(m *testing.M) { nettest.Main(m) }
 
 // Start starts a lab and registers its end with t.
-func Start(t testing.TB, o Options) *Lab {
-	t.Helper()
-	nettest.NeedRoot(t)
-	nettest.LeakCheck(t)
+func Start(tb testing.TB, o Options) *Lab {
+	tb.Helper()
+	nettest.NeedRoot(tb)
+	nettest.LeakCheck(tb)
 	dir := o.Dir
 	if dir == "" {
-		// Not t.TempDir: the path of a unix socket has at most 107 bytes.
+		// Not tb.TempDir: the path of a unix socket has at most 107 bytes.
 		var err error
 		if dir, err = os.MkdirTemp("", "kplab-"); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
-		t.Cleanup(func() { os.RemoveAll(dir) })
+		tb.Cleanup(func() {
+			if err := os.RemoveAll(dir); err != nil {
+				tb.Error(err)
+			}
+		})
 	}
 	cfg := o.Config
 	// A test's lab is thrown away: there is nothing to save from a power cut.
 	cfg.Disposable = true
 	cfg.SetDefaults(o.Nodes)
 	if err := cfg.Validate(); err != nil {
-		t.Fatalf("settings of the lab: %v", err)
+		tb.Fatalf("settings of the lab: %v", err)
 	}
 	paths := cluster.Paths{
 		State:   filepath.Join(dir, "state"),
 		Runtime: filepath.Join(dir, "run"),
 		Lock:    filepath.Join(dir, "lock"),
 	}
-	l := &Lab{t: t, paths: paths, Kubeconfig: paths.Kubeconfig()}
+	l := &Lab{t: tb, paths: paths, Kubeconfig: paths.Kubeconfig()}
 	logFile := l.openLog()
-	t.Cleanup(l.end)
+	tb.Cleanup(l.end)
 	lab, err := cluster.Start(context.Background(), cfg, paths, slog.New(slog.NewTextHandler(logFile, nil)), nil)
 	if err != nil {
-		t.Fatalf("start the lab: %v", err)
+		tb.Fatalf("start the lab: %v", err)
 	}
 	l.lab = lab
 	l.REST = lab.ClientConfig("system:admin", "system:masters")
 	if l.Client, err = kubernetes.NewForConfig(l.REST); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return l
 }

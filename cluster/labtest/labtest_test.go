@@ -77,7 +77,11 @@ func TestStateOutlivesALab(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
 	var before string
 	t.Run("first", func(t *testing.T) {
 		lab := labtest.Start(t, labtest.Options{Dir: dir, Nodes: 2})

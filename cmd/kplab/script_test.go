@@ -126,7 +126,9 @@ func setUp(env *testscript.Env, bin, manifests, kubectl string) error {
 				env.T().Log(fmt.Sprintf("end lab %s: %v\n%s", e.Name(), err, out))
 			}
 		}
-		os.RemoveAll(dir)
+		if err := os.RemoveAll(dir); err != nil {
+			env.T().Log(fmt.Sprintf("remove the script's directory: %v", err))
+		}
 	})
 	return nil
 }

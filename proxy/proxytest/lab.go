@@ -20,7 +20,7 @@ type Mode struct {
 	Name, Variant string
 	// New makes the mode of one node. It skips the test when the machine lacks
 	// what the mode needs.
-	New func(t testing.TB, node *netns.NS) proxy.Mode
+	New func(tb testing.TB, node *netns.NS) proxy.Mode
 }
 
 // String names the mode in test names.
