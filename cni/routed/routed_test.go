@@ -160,8 +160,9 @@ func TestAddCarriesPacketsAtOnce(t *testing.T) {
 		t.Fatalf("pod to pod: from %s, %v", from, err)
 	}
 	t.Logf("first packet after ADD: %s", took)
-	if took > 5*time.Millisecond {
-		t.Errorf("the first packet took %s, want under 5 ms", took)
+	// A link whose carrier is not looked at yet costs a second.
+	if took > 250*time.Millisecond {
+		t.Errorf("the first packet took %s, want under 250 ms", took)
 	}
 	if _, from, err := ping(t, n.ns, b, ipB); err != nil || from.String() != "10.0.0.132" {
 		t.Errorf("node to pod comes from %s (%v), want the node IP", from, err)
@@ -365,6 +366,7 @@ func TestGCAndDelRemoveTheLink(t *testing.T) {
 
 func TestHostileParentSettings(t *testing.T) {
 	nettest.NeedRoot(t)
+	nettest.LeakCheck(t)
 	for name, hostile := range map[string]string{"ip_forward": "ip_forward", "default only": "conf/default/forwarding"} {
 		t.Run(name, func(t *testing.T) {
 			pod := nettest.NewNS(t)
@@ -394,6 +396,7 @@ func TestHostileParentSettings(t *testing.T) {
 
 func TestStatusVersionAndBadInput(t *testing.T) {
 	nettest.NeedRoot(t)
+	nettest.LeakCheck(t)
 	n := newNode(t, "10.244.1.0/24")
 	if _, err := n.call(t, "STATUS", "", nil, nil); err != nil {
 		t.Errorf("STATUS: %v", err)

@@ -70,9 +70,13 @@ func await(timeout time.Duration, cond func() error) error {
 }
 
 // NeedRoot skips the test unless it runs as root, of the machine or of a user
-// namespace. With "root" in KPLAB_REQUIRE the test fails instead.
+// namespace. With "root" in KPLAB_REQUIRE the test fails instead. Under -short it
+// skips always: that is for tests which need no privilege.
 func NeedRoot(tb testing.TB) {
 	tb.Helper()
+	if testing.Short() {
+		tb.Skip("it works in network namespaces, and -short asks for the tests that need none")
+	}
 	Need(tb, "root")
 }
 

@@ -106,6 +106,7 @@ func TestWiringReadsBack(t *testing.T) {
 
 func TestForwardingIsRead(t *testing.T) {
 	nettest.NeedRoot(t)
+	nettest.LeakCheck(t)
 	ns := nettest.NewNS(t)
 	c := dial(t, ns)
 	for _, value := range []string{"1", "0"} {
@@ -124,6 +125,7 @@ func TestForwardingIsRead(t *testing.T) {
 
 func TestFailuresAreNamedAndTheRestIsDone(t *testing.T) {
 	nettest.NeedRoot(t)
+	nettest.LeakCheck(t)
 	ns := nettest.NewNS(t)
 	c := dial(t, ns)
 	var lo Link

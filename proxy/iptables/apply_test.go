@@ -155,10 +155,7 @@ func TestChurn(t *testing.T) {
 			ns, mode := variant(t, v)
 			c := newChurner(7)
 			m := mode()
-			steps := 60
-			if testing.Short() {
-				steps = 20
-			}
+			const steps = 60
 			for i := range steps {
 				for range 1 + c.IntN(2) {
 					c.step()
@@ -404,6 +401,7 @@ func TestTwoFamilies(t *testing.T) {
 	nettest.NeedRoot(t)
 	nettest.Need(t, "iptables")
 	nettest.Need(t, "ipv6")
+	nettest.LeakCheck(t)
 	ns := nettest.NewNS(t)
 	s := dualSnapshot()
 	m := New(Options{NetNS: ns, Variant: VariantNFT})
@@ -491,6 +489,7 @@ func TestErrors(t *testing.T) {
 	t.Run("offending line", func(t *testing.T) {
 		nettest.NeedRoot(t)
 		nettest.Need(t, "iptables")
+		nettest.LeakCheck(t)
 		tl, err := findTool(t.Context(), execx.In(nettest.NewNS(t)), VariantAuto, "")
 		if err != nil {
 			t.Fatal(err)
