@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/mdlayher/netlink"
 	"github.com/ti-mo/conntrack"
 	"github.com/ti-mo/netfilter"
 	"golang.org/x/sys/unix"
@@ -139,12 +138,21 @@ func NewConntrack(ns *netns.NS) ConntrackTable { return kernelConntrack{ns} }
 
 type kernelConntrack struct{ netNS *netns.NS }
 
-func (k kernelConntrack) dial() (*conntrack.Conn, error) {
-	cfg := &netlink.Config{}
-	if k.netNS != nil {
-		cfg.NetNS = k.netNS.Fd()
+// inside runs fn in the table's namespace. A socket stays in the one in which it
+// was opened.
+func (k kernelConntrack) inside(fn func() error) error {
+	if k.netNS == nil {
+		return fn()
 	}
-	c, err := conntrack.Dial(cfg)
+	return k.netNS.Do(fn)
+}
+
+func (k kernelConntrack) dial() (*conntrack.Conn, error) {
+	var c *conntrack.Conn
+	err := k.inside(func() (err error) {
+		c, err = conntrack.Dial(nil)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("open the connection tracking table: %w", err)
 	}
@@ -215,13 +223,7 @@ func (k kernelConntrack) LocalAddrs(context.Context) ([]netip.Addr, error) {
 		}
 		return err
 	}
-	var err error
-	if k.netNS == nil {
-		err = list()
-	} else {
-		err = k.netNS.Do(list)
-	}
-	if err != nil {
+	if err := k.inside(list); err != nil {
 		return nil, fmt.Errorf("list the node's addresses: %w", err)
 	}
 	return out, nil
