@@ -3,6 +3,7 @@
 package sandbox
 
 import (
+	"errors"
 	"fmt"
 	"os/exec"
 
@@ -14,8 +15,7 @@ import (
 // BecomeTool replaces this process by a program of the host that runs in the
 // network namespace pinned at path, with /sys of that namespace, as "ip netns
 // exec" does. All else is the host's: it is for looking at a node or a pod's
-// network with the machine's own tools. It returns only when that failed, and then
-// the process should end: one of its threads may have another view of the mounts.
+// network with the machine's own tools. It returns only when that failed.
 func BecomeTool(path string, argv, env []string) error {
 	program, err := exec.LookPath(argv[0])
 	if err != nil {
@@ -25,17 +25,17 @@ func BecomeTool(path string, argv, env []string) error {
 	if err != nil {
 		return err
 	}
-	// The program takes the place of the whole process from the thread inside.
-	return ns.Do(func() error {
-		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-			return fmt.Errorf("make a mount namespace: %w", err)
-		}
-		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
-			return fmt.Errorf("keep mounts from the host: %w", err)
-		}
-		if err := unix.Mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
-			return fmt.Errorf("mount /sys: %w", err)
-		}
-		return unix.Exec(program, argv, env)
-	})
+	return errors.Join(ns.Replace(toolMounts, program, argv, env), ns.Close())
+}
+
+// toolMounts gives the current mount namespace, a copy of the host's, the /sys of
+// the current network namespace.
+func toolMounts() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("keep mounts from the host: %w", err)
+	}
+	if err := unix.Mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mount /sys: %w", err)
+	}
+	return nil
 }

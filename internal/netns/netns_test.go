@@ -23,7 +23,13 @@ import (
 	"github.com/kplab/kplab/internal/nettest"
 )
 
-func TestMain(m *testing.M) { nettest.Main(m) }
+func TestMain(m *testing.M) {
+	if path := os.Getenv(replaceEnv); path != "" {
+		fmt.Fprintln(os.Stderr, becomeReadlink(path)) // it comes back with an error only
+		os.Exit(1)
+	}
+	nettest.Main(m)
+}
 
 // inode returns the network namespace of the current thread, read apart from the
 // package under test.
