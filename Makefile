@@ -18,7 +18,7 @@ LDFLAGS := -X github.com/kplab/kplab/cluster.version=$(VERSION) -X $(COMPONENT).
 PACKAGES = $(shell $(GO) list ./... | grep -v -e /cmd/ -e /cluster/labtest)
 TEST = $(SUDO) env "PATH=$(dir $(GO)):$$PATH" KPLAB_BIN=$(CURDIR)/bin $(GO) test -count=1
 
-.PHONY: up down build setup test static verify test-unit test-netns test-script test-long generate clean
+.PHONY: up down build setup test static verify test-unit test-netns test-script test-long bench generate clean
 .DELETE_ON_ERROR:
 
 up: build
@@ -55,6 +55,10 @@ test-script: build bin/kubectl-1.32
 test-long: build bin/kubectl-1.32 verify
 	KPLAB_LONG=1 $(TEST) -race -timeout 120m $(PACKAGES)
 	KPLAB_LONG=1 $(TEST) -timeout 60m ./cmd/...
+
+# What it costs, as one table against the bars; BENCH_OUT=docs/bench.md keeps it.
+bench: build
+	$(SUDO) env "PATH=$(dir $(GO)):$$PATH" KPLAB_BIN=$(CURDIR)/bin $(GO) run ./internal/tools/bench -out '$(BENCH_OUT)'
 
 generate: setup
 	$(GO) generate ./...

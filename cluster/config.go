@@ -64,6 +64,9 @@ type NodeConfig struct {
 	PodCIDR netip.Prefix `json:"podCIDR,omitempty"`
 	// Labels are added to those that every node has.
 	Labels map[string]string `json:"labels,omitempty"`
+	// MaxPods is how many pods the scheduler may place here; 0 means 110, as on a
+	// stock node.
+	MaxPods int `json:"maxPods,omitempty"`
 }
 
 // Networking holds the address plan of a lab.
@@ -268,6 +271,9 @@ func (c *Config) validateNodes() (errs []error) {
 			for _, fault := range append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...) {
 				bad("nodes[%d] (%s): label %s=%s: %s", i, node.Name, key, value, fault)
 			}
+		}
+		if room := 1<<(32-max(0, node.PodCIDR.Bits())) - 2; node.MaxPods < 0 || node.PodCIDR.IsValid() && node.MaxPods > room {
+			bad("nodes[%d] (%s): maxPods %d: want 0 to %d, the addresses of its podCIDR %s", i, node.Name, node.MaxPods, room, node.PodCIDR)
 		}
 		for _, before := range c.Nodes[:i] {
 			if node.PodCIDR.IsValid() && node.PodCIDR.Overlaps(before.PodCIDR) {

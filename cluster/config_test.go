@@ -60,6 +60,7 @@ func TestValidateNamesEachFault(t *testing.T) {
 		"label a b=c":                 func(c *Config) { c.Nodes[1].Labels = map[string]string{"a b": "c"} },
 		`networking.dnsDomain "a b"`:  func(c *Config) { c.Networking.DNSDomain = "a b" },
 		"is not in nodeSubnet":        func(c *Config) { c.Nodes[1].Address = netip.MustParseAddr("192.0.2.1") },
+		"maxPods 300: want 0 to 254":  func(c *Config) { c.Nodes[1].MaxPods = 300 },
 		"already that of master":      func(c *Config) { c.Nodes[1].Address = c.Nodes[0].Address },
 		"already that of outside":     func(c *Config) { c.Nodes[1].Address = c.Networking.Outside },
 		"is not inside podSubnet":     func(c *Config) { c.Nodes[1].PodCIDR = netip.MustParsePrefix("10.9.0.0/24") },

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
 
 	"github.com/kplab/kplab/apiserver"
 	"github.com/kplab/kplab/controller"
@@ -184,7 +185,11 @@ func (l *Lab) startControllers(context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	recorders := controller.NewRecorders(l.loops.ctx, client)
+	events, err := kubernetes.NewForConfig(paced(cfg))
+	if err != nil {
+		return "", err
+	}
+	recorders := controller.NewRecorders(l.loops.ctx, events)
 	l.loops.run("events", func(ctx context.Context) error {
 		<-ctx.Done()
 		recorders.Close()
@@ -211,6 +216,15 @@ func (l *Lab) startControllers(context.Context) (string, error) {
 	return fmt.Sprintf("%d of them", len(all)), nil
 }
 
+// paced returns cfg for a client that writes events: 50 a second after the first
+// 100, as stock kubelets do. Without it what is said about a burst of pods costs
+// more writes than the pods, at the same time.
+func paced(cfg *rest.Config) *rest.Config {
+	c := rest.CopyConfig(cfg)
+	c.QPS, c.Burst = 50, 100
+	return c
+}
+
 // startNodes makes each node's kubelet.
 func (l *Lab) startNodes(context.Context) (string, error) {
 	for _, n := range l.cfg.Nodes {
@@ -231,7 +245,12 @@ func (l *Lab) startNodes(context.Context) (string, error) {
 
 func (l *Lab) nodeConfig(n NodeConfig) (node.Config, error) {
 	user := "system:node:" + n.Name
-	client, err := kubernetes.NewForConfig(l.ClientConfig(user, "system:nodes", "system:masters"))
+	as := l.ClientConfig(user, "system:nodes", "system:masters")
+	client, err := kubernetes.NewForConfig(as)
+	if err != nil {
+		return node.Config{}, err
+	}
+	events, err := kubernetes.NewForConfig(paced(as))
 	if err != nil {
 		return node.Config{}, err
 	}
@@ -246,10 +265,12 @@ func (l *Lab) nodeConfig(n NodeConfig) (node.Config, error) {
 		PodCIDR:      n.PodCIDR,
 		ControlPlane: n.Role == ControlPlane,
 		Labels:       n.Labels,
+		MaxPods:      n.MaxPods,
 		ClusterCIDR:  net.PodSubnet,
 		ServiceCIDR:  net.ServiceSubnet,
 		DNS:          node.DNS{Server: nth(net.ServiceSubnet, 10), Domain: net.DNSDomain},
 		Client:       client,
+		Events:       events,
 		Informers:    l.informers,
 		Runtime:      l.runtime,
 		Fabric:       l.fabric,

@@ -35,13 +35,17 @@ type Config struct {
 	ControlPlane bool
 	// Labels are added to those that every node has.
 	Labels map[string]string
+	// MaxPods is how many pods the node says it takes; 0 means upstream's 110.
+	MaxPods int
 
 	// ClusterCIDR holds all pods, ServiceCIDR all ClusterIPs.
 	ClusterCIDR, ServiceCIDR netip.Prefix
 	DNS                      DNS
 
-	// Client and Informers talk to the API as this node's kubelet.
+	// Client and Informers talk to the API as this node's kubelet, Events writes its
+	// events; nil means Client.
 	Client    kubernetes.Interface
+	Events    kubernetes.Interface
 	Informers informers.SharedInformerFactory
 
 	Fabric  *Fabric
@@ -80,6 +84,12 @@ func (c *Config) setDefaults() {
 	}
 	if c.KubernetesVersion == "" {
 		c.KubernetesVersion = "v1.37.2"
+	}
+	if c.MaxPods == 0 {
+		c.MaxPods = defaultMaxPods
+	}
+	if c.Events == nil {
+		c.Events = c.Client
 	}
 	if c.Version == "" {
 		c.Version = "dev"

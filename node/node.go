@@ -237,7 +237,7 @@ func (n *Node) Close() error {
 func (n *Node) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	n.events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: n.cfg.Client.CoreV1().Events("")})
+	n.events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: n.cfg.Events.CoreV1().Events("")})
 	defer n.events.Shutdown()
 
 	parts := []struct {

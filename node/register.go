@@ -27,8 +27,8 @@ const (
 	// leaseEvery how often the node renews.
 	leaseSeconds = 40
 	leaseEvery   = 10 * time.Second
-	// maxPods is what the node says it takes, as upstream's default.
-	maxPods = 110
+	// defaultMaxPods is upstream's.
+	defaultMaxPods = 110
 )
 
 // register makes the Node object true: it is created when it is missing, and its
@@ -132,7 +132,7 @@ func (n *Node) status(node *corev1.Node) {
 	capacity := corev1.ResourceList{
 		corev1.ResourceCPU:              *resource.NewQuantity(int64(runtime.NumCPU()), resource.DecimalSI),
 		corev1.ResourceMemory:           *resource.NewQuantity(memory(), resource.BinarySI),
-		corev1.ResourcePods:             *resource.NewQuantity(maxPods, resource.DecimalSI),
+		corev1.ResourcePods:             *resource.NewQuantity(int64(n.cfg.MaxPods), resource.DecimalSI),
 		corev1.ResourceEphemeralStorage: *resource.NewQuantity(0, resource.BinarySI),
 	}
 	s.Capacity, s.Allocatable = capacity, capacity.DeepCopy()

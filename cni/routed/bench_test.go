@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kplab/kplab/internal/netns"
 	"github.com/kplab/kplab/internal/nettest"
+	"github.com/kplab/kplab/internal/rawnet"
 	"github.com/kplab/kplab/internal/rtnl"
 )
 
@@ -51,7 +51,9 @@ func BenchmarkAddRatio(b *testing.B) {
 		cpuAdd += cpuTime(b) - cpu
 		b.StopTimer()
 		start, cpu = time.Now(), cpuTime(b)
-		rawWire(b, rawNode, podConn, two, fmt.Sprintf("v%d", i), ip)
+		if err := rawnet.Wire(rawNode, podConn, two, fmt.Sprintf("v%d", i), ip, netip.MustParseAddr(nodeIP)); err != nil {
+			b.Fatal(err)
+		}
 		byHand += time.Since(start)
 		cpuHand += cpuTime(b) - cpu
 		ip = ip.Next()
@@ -61,32 +63,6 @@ func BenchmarkAddRatio(b *testing.B) {
 	b.ReportMetric(float64(byAdd)/float64(byHand), "x-raw")
 	b.ReportMetric(float64(cpuAdd)/float64(cpuHand), "cpu-x-raw")
 	b.ReportMetric(float64(byHand.Microseconds())/float64(b.N), "raw-µs/op")
-}
-
-func rawWire(b *testing.B, node, pod *rtnl.Conn, ns *netns.NS, name string, ip netip.Addr) {
-	b.Helper()
-	var host, l rtnl.Link
-	gw := netip.PrefixFrom(Gateway(), 32)
-	if err := node.Do(new(rtnl.Batch).AddVeth(rtnl.Veth{
-		Name: name, MAC: MAC(Gateway()), Up: true, Peer: rtnl.VethPeer{Name: "eth0", MAC: MAC(ip), NSFd: ns.Fd()},
-	}).GetLink(name, &host)); err != nil {
-		b.Fatal(err)
-	}
-	if err := pod.Do(new(rtnl.Batch).SetUp(1).SetUp(host.Peer).
-		AddAddr(host.Peer, netip.PrefixFrom(ip, 32), unix.RT_SCOPE_UNIVERSE).
-		ReplaceNeigh(host.Peer, Gateway(), MAC(Gateway())).
-		ReplaceRoute(rtnl.Route{Dst: gw, Link: host.Peer}).
-		ReplaceRoute(rtnl.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Via: Gateway(), Link: host.Peer}).
-		GetLinkAt(host.Peer, &l)); err != nil {
-		b.Fatal(err)
-	}
-	if err := node.Do(new(rtnl.Batch).
-		AddAddr(host.Index, gw, unix.RT_SCOPE_LINK).
-		ReplaceNeigh(host.Index, ip, MAC(ip)).
-		ReplaceRoute(rtnl.Route{Dst: netip.PrefixFrom(ip, 32), Link: host.Index, Src: netip.MustParseAddr("10.0.0.132")}).
-		GetLinkAt(host.Index, &l)); err != nil {
-		b.Fatal(err)
-	}
 }
 
 // cpuTime is what the process has used so far.

@@ -60,6 +60,19 @@ func processes() (map[int]process, error) {
 	return all, nil
 }
 
+// Started returns the process that adopts what tests leave behind (this one, without
+// [Main]) and, below it, every other process that the tests started and that lives.
+// A benchmark counts with it what a daemon and its children take.
+func Started() (adopter int, pids []int, err error) {
+	procs, err := descendants(root())
+	for _, p := range procs {
+		if p.pid != os.Getpid() && p.state != "Z" {
+			pids = append(pids, p.pid)
+		}
+	}
+	return root(), pids, err
+}
+
 // descendants returns the children of root, their children and so on.
 func descendants(root int) ([]process, error) {
 	all, err := processes()
