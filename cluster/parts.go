@@ -62,7 +62,7 @@ func (l *Lab) wireNetwork(ctx context.Context) (string, error) {
 // fabricConfig is the address plan as the fabric needs it.
 func (l *Lab) fabricConfig() node.FabricConfig {
 	n := l.cfg.Networking
-	cfg := node.FabricConfig{Runtime: l.runtime, Subnet: n.NodeSubnet, Outside: n.Outside, MTU: n.MTU, Log: l.log.With("part", "fabric")}
+	cfg := node.FabricConfig{Runtime: l.runtime, Subnet: n.NodeSubnet, Outside: n.Outside, MTU: n.MTU}
 	for _, c := range l.cfg.Nodes {
 		cfg.Nodes = append(cfg.Nodes, node.Peer{Name: c.Name, IP: c.Address, PodCIDR: c.PodCIDR})
 	}
@@ -266,8 +266,6 @@ func (l *Lab) nodeConfig(n NodeConfig) (node.Config, error) {
 		ControlPlane: n.Role == ControlPlane,
 		Labels:       n.Labels,
 		MaxPods:      n.MaxPods,
-		ClusterCIDR:  net.PodSubnet,
-		ServiceCIDR:  net.ServiceSubnet,
 		DNS:          node.DNS{Server: nth(net.ServiceSubnet, 10), Domain: net.DNSDomain},
 		Client:       client,
 		Events:       events,
@@ -314,7 +312,7 @@ func (l *Lab) startProxies(ctx context.Context) (string, error) {
 			Mode:         mode,
 			Conntrack:    proxy.NewConntrack(ns),
 			Listen:       ns.Listen,
-			Log:          l.log.With("part", "proxy", "node", n.Name),
+			Log:          l.log.With("part", "proxy"),
 		})
 		if err != nil {
 			return "", err

@@ -38,9 +38,7 @@ type Config struct {
 	// MaxPods is how many pods the node says it takes; 0 means upstream's 110.
 	MaxPods int
 
-	// ClusterCIDR holds all pods, ServiceCIDR all ClusterIPs.
-	ClusterCIDR, ServiceCIDR netip.Prefix
-	DNS                      DNS
+	DNS DNS
 
 	// Client and Informers talk to the API as this node's kubelet, Events writes its
 	// events; nil means Client.

@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -60,13 +59,11 @@ type FabricConfig struct {
 	Outside netip.Addr
 	// MTU in bytes; 0 means 1500.
 	MTU int
-	Log *slog.Logger
 }
 
 // Fabric is the switch between nodes. It is safe for concurrent use.
 type Fabric struct {
 	cfg    FabricConfig
-	ns     *netns.NS
 	conn   *rtnl.Conn
 	bridge int
 
@@ -95,7 +92,7 @@ func NewFabric(ctx context.Context, cfg FabricConfig) (*Fabric, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the fabric's namespace: %w", err)
 	}
-	f := &Fabric{cfg: cfg, ns: ns, members: map[string]*Member{}}
+	f := &Fabric{cfg: cfg, members: map[string]*Member{}}
 	err = ns.Do(func() error {
 		if err := writeSettings(settings(roleFabric, true)); err != nil {
 			return err
@@ -181,9 +178,6 @@ func (f *Fabric) Member(name string) *Member {
 	defer f.mu.Unlock()
 	return f.members[name]
 }
-
-// NS returns the fabric's namespace.
-func (f *Fabric) NS() *netns.NS { return f.ns }
 
 // MTU returns the largest packet of the node network.
 func (f *Fabric) MTU() int { return f.cfg.MTU }

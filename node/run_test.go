@@ -67,7 +67,7 @@ func newLab(t *testing.T) *lab {
 	factory := informers.NewSharedInformerFactory(l.client, 0)
 	for _, p := range []Peer{one, two} {
 		n, err := New(Config{
-			Name: p.Name, IP: netip.PrefixFrom(p.IP, 24), PodCIDR: p.PodCIDR, ClusterCIDR: netip.MustParsePrefix("10.244.0.0/16"),
+			Name: p.Name, IP: netip.PrefixFrom(p.IP, 24), PodCIDR: p.PodCIDR,
 			Client: l.client, Informers: factory, Fabric: fabric, Runtime: l.runtime,
 			StateDir: filepath.Join(dir, "state", p.Name), RuntimeDir: filepath.Join(dir, "run", "nodes", p.Name),
 			Log: slog.New(slog.NewTextHandler(t.Output(), nil)),

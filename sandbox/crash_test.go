@@ -115,7 +115,7 @@ func TestAdoptAfterKill(t *testing.T) {
 	kill()
 
 	r := reopen(t, dir)
-	names, err := r.NetNSNames()
+	names, err := sandbox.PinnedNames(r.Dir())
 	if err != nil || !slices.Equal(names, []string{"node-a", "pod-uid-one", "pod-uid-two"}) {
 		t.Fatalf("namespaces %v, %v", names, err)
 	}

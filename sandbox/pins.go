@@ -51,12 +51,9 @@ func PinnedNames(dir string) ([]string, error) {
 	return names, nil
 }
 
-// NetNSNames returns the names of the lab's network namespaces, pods' too, sorted.
-func (r *Runtime) NetNSNames() ([]string, error) { return PinnedNames(r.dir) }
-
 // CreateNetNS makes the network namespace name, or returns the one that exists. A
 // new one has lo down and the kernel's settings, some of which are the host's. The
-// handle is the Runtime's: it stays open until RemoveNetNS or Close.
+// handle is the Runtime's: it stays open until Close.
 func (r *Runtime) CreateNetNS(name string) (*netns.NS, error) {
 	if err := checkName("network namespace", name); err != nil {
 		return nil, err
@@ -117,27 +114,6 @@ func (r *Runtime) keep(name string, ns *netns.NS) (*netns.NS, error) {
 	}
 	r.spaces[name] = ns
 	return ns, nil
-}
-
-// RemoveNetNS closes the handle and takes the pin away. The namespace goes when no
-// process and no socket is left in it. No namespace by that name is success.
-func (r *Runtime) RemoveNetNS(name string) error {
-	if err := checkName("network namespace", name); err != nil {
-		return err
-	}
-	defer r.busy.lock(name)()
-	r.mu.Lock()
-	ns, closed := r.spaces[name], r.closed
-	delete(r.spaces, name)
-	r.mu.Unlock()
-	if closed {
-		return ErrClosed
-	}
-	var err error
-	if ns != nil {
-		err = ns.Close()
-	}
-	return errors.Join(err, unpin(NetNSPath(r.dir, name)))
 }
 
 // mountPins makes dir/netns a tmpfs of the lab's own and the things that every lab

@@ -39,13 +39,6 @@ type Fake struct {
 // NewFake returns a Fake that expects steps in that order.
 func NewFake(steps ...Step) *Fake { return &Fake{steps: slices.Clone(steps)} }
 
-// Expect adds steps to the end of the script.
-func (f *Fake) Expect(steps ...Step) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.steps = append(f.steps, steps...)
-}
-
 // Run implements Runner. A command that is not the expected one is an error,
 // which Done reports too.
 func (f *Fake) Run(ctx context.Context, c Cmd) (Result, error) {

@@ -33,9 +33,6 @@ func (b *Batch) Tolerate(errs ...unix.Errno) *Batch {
 	return b
 }
 
-// Len returns how many messages the batch holds.
-func (b *Batch) Len() int { return len(b.ops) }
-
 // Veth describes a pair of links to add.
 type Veth struct {
 	Name string
@@ -247,8 +244,6 @@ type Route struct {
 	Link int
 	// Src is the source address of packets that the node itself sends by it.
 	Src netip.Addr
-	// OnLink says that Via needs no route of its own.
-	OnLink bool
 	// Protocol marks who wrote the route; 0 is RTPROT_BOOT, what `ip route add`
 	// writes.
 	Protocol uint8
@@ -285,12 +280,8 @@ func (b *Batch) route(r Route, scope uint8) *Batch {
 	if adding {
 		kind = unix.RTN_UNICAST
 	}
-	var flags uint32
-	if r.OnLink {
-		flags = unix.RTNH_F_ONLINK
-	}
 	b.buf = append(b.buf, family(r.Dst.Addr()), uint8(r.Dst.Bits()), 0, 0, unix.RT_TABLE_MAIN, proto, scope, kind)
-	b.buf = binary.NativeEndian.AppendUint32(b.buf, flags)
+	b.buf = binary.NativeEndian.AppendUint32(b.buf, 0)
 	if r.Dst.Bits() > 0 {
 		b.attr(unix.RTA_DST, r.Dst.Masked().Addr().AsSlice())
 	}

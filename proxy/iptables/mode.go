@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"strings"
 	"sync"
 
@@ -35,8 +34,6 @@ type Options struct {
 	// Journal is a file in which a changed sysctl's old value is kept, so that
 	// Cleanup can restore it after a crash; empty means memory only.
 	Journal string
-	// Log hears what was done; nil means nobody.
-	Log *slog.Logger
 }
 
 // Features are the optional abilities of kernel and tools.
@@ -62,7 +59,6 @@ func DefaultFeatures() Features { return Features{Variant: VariantNFT, RandomFul
 type Mode struct {
 	opts Options
 	exec execx.Runner
-	log  *slog.Logger
 
 	mu       sync.Mutex // guards features and known, which Render uses
 	features *Features
@@ -82,15 +78,12 @@ type rendered struct {
 
 // New returns the mode. It touches nothing.
 func New(opts Options) *Mode {
-	m := &Mode{opts: opts, exec: opts.Exec, log: opts.Log, features: opts.Features, known: map[corev1.IPFamily]*rendered{}, applied: map[corev1.IPFamily]*ruleset{}, checked: map[corev1.IPFamily]uint32{}}
+	m := &Mode{opts: opts, exec: opts.Exec, features: opts.Features, known: map[corev1.IPFamily]*rendered{}, applied: map[corev1.IPFamily]*ruleset{}, checked: map[corev1.IPFamily]uint32{}}
 	if m.exec == nil {
 		m.exec = execx.Host()
 		if opts.NetNS != nil {
 			m.exec = execx.In(opts.NetNS)
 		}
-	}
-	if m.log == nil {
-		m.log = slog.New(slog.DiscardHandler)
 	}
 	return m
 }
@@ -160,15 +153,6 @@ func (p *Program) String() string {
 		b.WriteString(p.Text(r.family))
 	}
 	return b.String()
-}
-
-// Hash names the whole program: equal programs have equal hashes.
-func (p *Program) Hash() string {
-	var parts []string
-	for _, r := range p.rulesets {
-		parts = append(parts, r.hash)
-	}
-	return strings.Join(parts, "-")
 }
 
 // Service is the part of the text that belongs to one Service, all its ports:

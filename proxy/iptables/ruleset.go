@@ -3,8 +3,6 @@
 package iptables
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"net/netip"
 	"slices"
 	"strings"
@@ -23,7 +21,6 @@ type ruleset struct {
 	blocks []*block
 	// owners names the Service port of each block, for messages.
 	owners []*proxy.ServicePort
-	hash   string
 }
 
 // tables in the order in which they are written. The canary of mangle comes
@@ -216,7 +213,6 @@ func nodePortTail(s *proxy.Snapshot, family corev1.IPFamily, localhost bool) str
 // blocks of an earlier rendering with the same settings.
 func newRuleset(s *proxy.Snapshot, set settings, known map[*proxy.ServicePort]*block) *ruleset {
 	r := &ruleset{settings: set, tail: nodePortTail(s, set.family, set.localhost)}
-	h := sha256.New()
 	for _, p := range s.Services {
 		if p.Family != set.family {
 			continue
@@ -227,15 +223,7 @@ func newRuleset(s *proxy.Snapshot, set settings, known map[*proxy.ServicePort]*b
 		}
 		r.blocks = append(r.blocks, bl)
 		r.owners = append(r.owners, p)
-		h.Write(bl.sum[:])
 	}
-	h.Write([]byte(r.tail))
-	for _, t := range tables {
-		for _, c := range r.fixed(t) {
-			h.Write([]byte(c.text))
-		}
-	}
-	r.hash = hex.EncodeToString(h.Sum(nil)[:16])
 	return r
 }
 
