@@ -60,7 +60,7 @@ func (o restOptions) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (
 	}
 	gv := kind.GroupVersion
 	codec := o.codecs.CodecForVersions(info.Serializer, o.codecs.UniversalDeserializer(), gv, runtime.InternalGroupVersioner)
-	config := storagebackend.NewDefaultConfig(keyPrefix, codec).ForResource(gr)
+	config := storagebackend.NewDefaultConfig(keyPrefix, kindless{codec}).ForResource(gr)
 	config.EncodeVersioner = gv
 	decorator := o.plain
 	if kind.WatchCache {
@@ -73,6 +73,20 @@ func (o restOptions) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (
 		EnableGarbageCollection: true,
 		DeleteCollectionWorkers: 4,
 	}, nil
+}
+
+// kindless forgets the kind and version that a stored object names. Elsewhere a
+// conversion to the internal type does that; here the types are the same, and the
+// items of typed lists would name their kind, which upstream's do not.
+type kindless struct{ runtime.Codec }
+
+// Decode implements runtime.Decoder.
+func (c kindless) Decode(data []byte, gvk *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+	obj, kind, err := c.Codec.Decode(data, gvk, into)
+	if obj != nil {
+		obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
+	}
+	return obj, kind, err
 }
 
 // plain implements generic.StorageDecorator: our storage, as it is.
