@@ -39,7 +39,7 @@ func (p *Process) Attach(ctx context.Context, spec AttachSpec) error {
 	if spec.Resize != nil {
 		resizer.Go(func() { a.resize(resizing, spec.Resize) })
 	}
-	err = a.copyOut(spec.Stdout, spec.Stderr)
+	err = a.copyOut(spec)
 	stopResizing()
 	resizer.Wait()
 	_ = conn.Close() // a second close only fails
@@ -108,8 +108,9 @@ func (a *attached) resize(ctx context.Context, sizes <-chan Size) {
 }
 
 // copyOut writes output until the shim closes the connection.
-func (a *attached) copyOut(stdout, stderr io.Writer) error {
+func (a *attached) copyOut(spec AttachSpec) error {
 	buf := make([]byte, 1+reexec.MaxFrame)
+	served := false
 	for {
 		n, err := a.conn.Read(buf)
 		if errors.Is(err, unix.ECONNRESET) {
@@ -117,14 +118,21 @@ func (a *attached) copyOut(stdout, stderr io.Writer) error {
 			n, err = a.conn.Read(buf)
 		}
 		if n == 0 || err != nil {
-			if err == nil || errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) {
+			switch over := err == nil || errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed); {
+			case !served && (over || errors.Is(err, unix.ECONNRESET)):
+				return ErrNotRunning // it ended before the shim took this client in
+			case over:
 				return nil
 			}
 			return err
 		}
-		to := stdout
-		if buf[0] == reexec.FrameStderr {
-			to = stderr
+		served = true
+		var to io.Writer
+		switch kind := buf[0]; {
+		case kind == reexec.FrameStdout, kind == reexec.FrameEarlyStdout && spec.Early:
+			to = spec.Stdout
+		case kind == reexec.FrameStderr, kind == reexec.FrameEarlyStderr && spec.Early:
+			to = spec.Stderr
 		}
 		if to == nil {
 			continue

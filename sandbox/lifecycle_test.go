@@ -3,6 +3,7 @@
 package sandbox_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -431,4 +432,89 @@ func TestNetworkOfANode(t *testing.T) {
 			t.Errorf("%s: in %q, want %q", container, out, want)
 		}
 	}
+}
+
+// The first client of a container that was started to be talked to gets what was
+// said before it came; the next one does not.
+func TestFirstAttachHasTheEarlyOutput(t *testing.T) {
+	r := open(t)
+	s := create(t, r, "early")
+	log := filepath.Join(t.TempDir(), "log")
+	p := start(t, s, sandbox.ProcessSpec{LogPath: log, Stdin: true}, "seq 20000; echo early >&2; read x; echo got $x; read y; echo got $y")
+	logged := func(what string) {
+		t.Helper()
+		nettest.Eventually(t, 20*time.Second, "the log", func() error {
+			data, err := os.ReadFile(log)
+			if err == nil && !strings.HasSuffix(string(data), what+"\n") {
+				err = fmt.Errorf("%d bytes", len(data))
+			}
+			return err
+		})
+	}
+	logged("early")
+	ctx, detach := context.WithCancel(t.Context())
+	defer detach()
+	seen, w := io.Pipe()
+	var errOut bytes.Buffer
+	first := make(chan error, 1)
+	go func() {
+		first <- p.Attach(ctx, sandbox.AttachSpec{Stdin: strings.NewReader("one\n"), Stdout: w, Stderr: &errOut, Early: true})
+	}()
+	lines := bufio.NewScanner(seen)
+	last := ""
+	for lines.Scan() && lines.Text() != "got one" {
+		last = lines.Text()
+	}
+	// The end of it, when there was much.
+	if last != "20000" {
+		t.Errorf("before the answer comes %q", last)
+	}
+	detach()
+	if err := <-first; !errors.Is(err, context.Canceled) || errOut.String() != "early\n" {
+		t.Errorf("first client: %v, %q", err, errOut.String())
+	}
+	var out bytes.Buffer
+	if err := p.Attach(t.Context(), sandbox.AttachSpec{Stdin: strings.NewReader("two\n"), Stdout: &out, Early: true}); err != nil || out.String() != "got two\n" {
+		t.Errorf("second client: %v, %q", err, out.String())
+	}
+	await(t, p)
+}
+
+// A container may live in another's process namespace: it sees its processes, has a
+// root of its own, and leaves nothing when it ends.
+func TestSharedProcesses(t *testing.T) {
+	r := open(t)
+	s := create(t, r, "share")
+	app := start(t, s, sandbox.ProcessSpec{}, "exec sleep 7654")
+	if _, err := s.Start(t.Context(), sandbox.ProcessSpec{Container: "lost", ShareWith: "nobody", Args: []string{"true"}}); !errors.Is(err, sandbox.ErrNotRunning) {
+		t.Errorf("share with nobody: %v", err)
+	}
+	log := filepath.Join(t.TempDir(), "log")
+	p := start(t, s, sandbox.ProcessSpec{Container: "debug", ShareWith: "app", LogPath: log, Files: map[string][]byte{"/etc/mine": []byte("mine\n")}},
+		"tr '\\0' ' ' < /proc/1/cmdline; echo; cat /etc/mine; ls /proc/1/root/etc/mine; setsid sleep 4567 & sleep 4567 & exit 3")
+	if exit := await(t, p); exit.Code != 3 {
+		t.Errorf("exit %+v", exit)
+	}
+	got := strings.Join(logOf(t, log), "|")
+	for _, want := range []string{"stdout F sleep 7654 |", "stdout F mine|", "stderr F ls: cannot access"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in %q", want, got)
+		}
+	}
+	var out bytes.Buffer
+	if _, err := s.Exec(t.Context(), sandbox.ExecSpec{Container: "app", Args: []string{"sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"}, Stdout: &out}); err != nil {
+		t.Error(err)
+	}
+	if !strings.Contains(out.String(), "sleep 7654") || strings.Contains(out.String(), "4567") {
+		t.Errorf("what is left: %q", out.String())
+	}
+	// When the other one ends, so does this one.
+	p = start(t, s, sandbox.ProcessSpec{Container: "debug", Attempt: 1, ShareWith: "app"}, "exec sleep 4567")
+	if err := app.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if exit := await(t, p); exit.Code != 137 {
+		t.Errorf("exit %+v", exit)
+	}
+	await(t, app)
 }

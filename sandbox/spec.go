@@ -88,6 +88,10 @@ type ProcessSpec struct {
 	// Stdin keeps standard input open for Attach. StdinOnce closes it when the
 	// first attached client is gone.
 	Stdin, StdinOnce bool
+	// ShareWith names another container of the pod, whose process runs: the two
+	// see each other's processes, and end when that one does. Empty means a process
+	// namespace of its own.
+	ShareWith string
 }
 
 // ExecSpec is a further process in a pod.
@@ -130,6 +134,9 @@ type AttachSpec struct {
 	Stdin io.Reader
 	// Stdout and Stderr get what the process writes from now on; nil drops it.
 	Stdout, Stderr io.Writer
+	// Early asks for the output from before the first Attach, too, the last 64 KiB
+	// of it. Only the first Attach to a process with Stdin or a terminal gets it.
+	Early bool
 	// Resize changes the size of the process's terminal.
 	Resize <-chan Size
 }

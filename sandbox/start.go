@@ -56,6 +56,14 @@ func (s *Sandbox) start(ctx context.Context, spec ProcessSpec) (*Process, error)
 	if spec.LogPath != "" && !filepath.IsAbs(spec.LogPath) {
 		return nil, fmt.Errorf("log path %q is not absolute", spec.LogPath)
 	}
+	var with reexec.ID
+	if spec.ShareWith != "" {
+		other := s.newest(spec.ShareWith)
+		if other == nil || !other.running() {
+			return nil, fmt.Errorf("share processes with container %s: %w", spec.ShareWith, ErrNotRunning)
+		}
+		with = other.init.ID
+	}
 	dir := filepath.Join(s.dir, processDirs, processName(spec.Container, spec.Attempt))
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		if errors.Is(err, os.ErrExist) {
@@ -65,7 +73,7 @@ func (s *Sandbox) start(ctx context.Context, spec ProcessSpec) (*Process, error)
 	}
 	p := &Process{container: spec.Container, attempt: spec.Attempt, terminal: spec.TTY, dir: dir, done: make(chan struct{})}
 	err = s.startShim(ctx, p, reexec.ShimConfig{
-		Dir: dir, LogPath: spec.LogPath, Stdin: spec.Stdin, StdinOnce: spec.StdinOnce, Init: cfg,
+		Dir: dir, LogPath: spec.LogPath, Stdin: spec.Stdin, StdinOnce: spec.StdinOnce, ShareWith: with, Init: cfg,
 	})
 	if err == nil {
 		err = p.startWatch()

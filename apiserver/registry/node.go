@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
@@ -40,6 +42,9 @@ func nodeKind() Kind {
 		Status:         &StatusStrategy{Validate: validatesUpdate(validateNodeStatus)},
 		// A kubelet registers itself with the status that it has.
 		KeepStatusOnCreate: true,
+		Subresources:       nodeSubresources,
+		SubresourceTypes:   map[schema.GroupVersion][]runtime.Object{corev1.SchemeGroupVersion: {&corev1.NodeProxyOptions{}}},
+		AddToScheme:        addOptions(&corev1.NodeProxyOptions{}),
 		Columns: []metav1.TableColumnDefinition{
 			nameColumn,
 			column("Status", "string", "Whether the node is ready, and whether pods may be scheduled to it."),

@@ -34,16 +34,25 @@ type kubeletProxy struct {
 func (kubeletProxy) New() runtime.Object { return &corev1.Pod{} }
 func (kubeletProxy) Destroy()            {}
 
-// pod reads the pod and checks the container's name; an empty one is the
-// annotated default or the only container.
-func (k kubeletProxy) pod(ctx context.Context, name, container string) (*corev1.Pod, string, error) {
+// read reads the pod of a request.
+func (k kubeletProxy) read(ctx context.Context, name string) (*corev1.Pod, error) {
 	obj, err := k.store.Get(ctx, name, &metav1.GetOptions{})
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
 	pod, ok := obj.(*corev1.Pod)
 	if !ok {
-		return nil, "", apierrors.NewInternalError(fmt.Errorf("pod %s is stored as %T", name, obj))
+		return nil, apierrors.NewInternalError(errNotA("pod", obj))
+	}
+	return pod, nil
+}
+
+// pod reads the pod and checks the container's name; an empty one is the only
+// container.
+func (k kubeletProxy) pod(ctx context.Context, name, container string) (*corev1.Pod, string, error) {
+	pod, err := k.read(ctx, name)
+	if err != nil {
+		return nil, "", err
 	}
 	if container != "" {
 		for _, n := range containerNames(pod) {
@@ -90,10 +99,19 @@ func containerNames(pod *corev1.Pod) []string {
 
 // locate returns the URL of path at the pod's kubelet and how to get there.
 func (k kubeletProxy) locate(ctx context.Context, pod *corev1.Pod, path string, query url.Values) (*url.URL, *http.Transport, error) {
-	node := pod.Spec.NodeName
-	if node == "" {
+	if pod.Spec.NodeName == "" {
 		return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("pod %s does not have a host assigned", pod.Name))
 	}
+	u, transport, err := k.kubelet(ctx, pod.Spec.NodeName)
+	if err != nil {
+		return nil, nil, err
+	}
+	u.Path, u.RawQuery = path, query.Encode()
+	return u, transport, nil
+}
+
+// kubelet returns where a node's kubelet is and how to get there.
+func (k kubeletProxy) kubelet(ctx context.Context, node string) (*url.URL, *http.Transport, error) {
 	n, err := Read[*corev1.Node](ctx, k.deps.Lookup, "nodes", metav1.NamespaceNone, node)
 	if err != nil {
 		return nil, nil, err
@@ -110,7 +128,6 @@ func (k kubeletProxy) locate(ctx context.Context, pod *corev1.Pod, path string, 
 	if host == "" || port == 0 {
 		return nil, nil, apierrors.NewServiceUnavailable(fmt.Sprintf("node %s has not told the address of its kubelet yet", node))
 	}
-	u := &url.URL{Scheme: "https", Host: net.JoinHostPort(host, strconv.Itoa(int(port))), Path: path, RawQuery: query.Encode()}
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
 			return k.deps.KubeletDial(ctx, node, addr)
@@ -120,7 +137,7 @@ func (k kubeletProxy) locate(ctx context.Context, pod *corev1.Pod, path string, 
 		// One request each: streams do not share, and logs are rare.
 		DisableKeepAlives: true,
 	}
-	return u, transport, nil
+	return &url.URL{Scheme: "https", Host: net.JoinHostPort(host, strconv.Itoa(int(port)))}, transport, nil
 }
 
 // stream returns the handler that joins the caller's connection with one to the
@@ -158,6 +175,24 @@ func checkStreams(stdin, stdout, stderr, tty bool) error {
 	return nil
 }
 
+// connect joins the caller with a container, for exec and attach.
+func (k kubeletProxy) connect(ctx context.Context, name, verb string, o corev1.PodExecOptions, responder rest.Responder) (http.Handler, error) {
+	stderr := o.Stderr && !o.TTY
+	if err := checkStreams(o.Stdin, o.Stdout, stderr, o.TTY); err != nil {
+		return nil, err
+	}
+	pod, container, err := k.pod(ctx, name, o.Container)
+	if err != nil {
+		return nil, err
+	}
+	location, transport, err := k.locate(ctx, pod, fmt.Sprintf("/%s/%s/%s/%s", verb, pod.Namespace, pod.Name, container),
+		streamQuery(o.Stdin, o.Stdout, stderr, o.TTY, o.Command))
+	if err != nil {
+		return nil, err
+	}
+	return stream(location, transport, responder), nil
+}
+
 type execREST struct{ kubeletProxy }
 
 var _ rest.Connecter = execREST{}
@@ -172,23 +207,10 @@ func (r execREST) Connect(ctx context.Context, name string, opts runtime.Object,
 	if !ok {
 		return nil, apierrors.NewInternalError(fmt.Errorf("invalid options object: %#v", opts))
 	}
-	stderr := o.Stderr && !o.TTY
-	if err := checkStreams(o.Stdin, o.Stdout, stderr, o.TTY); err != nil {
-		return nil, err
-	}
 	if len(o.Command) == 0 {
 		return nil, apierrors.NewBadRequest("you must specify a command to execute")
 	}
-	pod, container, err := r.pod(ctx, name, o.Container)
-	if err != nil {
-		return nil, err
-	}
-	location, transport, err := r.locate(ctx, pod, fmt.Sprintf("/exec/%s/%s/%s", pod.Namespace, pod.Name, container),
-		streamQuery(o.Stdin, o.Stdout, stderr, o.TTY, o.Command))
-	if err != nil {
-		return nil, err
-	}
-	return stream(location, transport, responder), nil
+	return r.connect(ctx, name, "exec", *o, responder)
 }
 
 type attachREST struct{ kubeletProxy }
@@ -205,20 +227,9 @@ func (r attachREST) Connect(ctx context.Context, name string, opts runtime.Objec
 	if !ok {
 		return nil, apierrors.NewInternalError(fmt.Errorf("invalid options object: %#v", opts))
 	}
-	stderr := o.Stderr && !o.TTY
-	if err := checkStreams(o.Stdin, o.Stdout, stderr, o.TTY); err != nil {
-		return nil, err
-	}
-	pod, container, err := r.pod(ctx, name, o.Container)
-	if err != nil {
-		return nil, err
-	}
-	location, transport, err := r.locate(ctx, pod, fmt.Sprintf("/attach/%s/%s/%s", pod.Namespace, pod.Name, container),
-		streamQuery(o.Stdin, o.Stdout, stderr, o.TTY, nil))
-	if err != nil {
-		return nil, err
-	}
-	return stream(location, transport, responder), nil
+	return r.connect(ctx, name, "attach", corev1.PodExecOptions{
+		Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr, TTY: o.TTY, Container: o.Container,
+	}, responder)
 }
 
 type portForwardREST struct{ kubeletProxy }
@@ -235,13 +246,9 @@ func (r portForwardREST) Connect(ctx context.Context, name string, opts runtime.
 	if !ok {
 		return nil, apierrors.NewInternalError(fmt.Errorf("invalid options object: %#v", opts))
 	}
-	obj, err := r.store.Get(ctx, name, &metav1.GetOptions{})
+	pod, err := r.read(ctx, name)
 	if err != nil {
 		return nil, err
-	}
-	pod, ok := obj.(*corev1.Pod)
-	if !ok {
-		return nil, apierrors.NewInternalError(fmt.Errorf("pod %s is stored as %T", name, obj))
 	}
 	q := url.Values{}
 	if len(o.Ports) > 0 {

@@ -35,6 +35,7 @@ func podSubresources(store *Store, deps Deps) map[string]rest.Storage {
 		"exec":                execREST{kubelet},
 		"attach":              attachREST{kubelet},
 		"portforward":         portForwardREST{kubelet},
+		"proxy":               podProxy(store, deps),
 	}
 }
 
@@ -48,17 +49,23 @@ func podSubresourceTypes() map[schema.GroupVersion][]runtime.Object {
 	}
 }
 
-// addPodOptions registers how a query string becomes an options object.
+// addPodOptions registers the options of the pod's subresources.
 func addPodOptions(s *runtime.Scheme) error {
-	for _, obj := range []runtime.Object{&corev1.PodLogOptions{}, &corev1.PodExecOptions{}, &corev1.PodAttachOptions{}, &corev1.PodPortForwardOptions{}} {
-		err := s.AddConversionFunc((*url.Values)(nil), obj, func(in, out any, _ conversion.Scope) error {
-			return decodeQuery(*in.(*url.Values), out)
-		})
-		if err != nil {
+	for _, obj := range []runtime.Object{&corev1.PodLogOptions{}, &corev1.PodExecOptions{}, &corev1.PodAttachOptions{}, &corev1.PodPortForwardOptions{}, &corev1.PodProxyOptions{}} {
+		if err := addOptions(obj)(s); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// addOptions registers how a query string becomes an options object.
+func addOptions(obj runtime.Object) func(*runtime.Scheme) error {
+	return func(s *runtime.Scheme) error {
+		return s.AddConversionFunc((*url.Values)(nil), obj, func(in, out any, _ conversion.Scope) error {
+			return decodeQuery(*in.(*url.Values), out)
+		})
+	}
 }
 
 // bindingREST assigns a pod to a node, once.

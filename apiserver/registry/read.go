@@ -7,7 +7,9 @@ import (
 	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
@@ -17,14 +19,10 @@ import (
 // object that was read.
 func Read[T any](ctx context.Context, lookup func(string) *Store, resource, namespace, name string) (T, error) {
 	var zero T
-	store := lookup(resource)
-	if store == nil {
-		return zero, apierrors.NewInternalError(fmt.Errorf("no %s are served", resource))
+	store, ctx, err := elsewhere(ctx, lookup, resource, namespace)
+	if err != nil {
+		return zero, err
 	}
-	// A store names in its errors the resource that the request is about.
-	gr := store.DefaultQualifiedResource
-	ctx = request.WithRequestInfo(ctx, &request.RequestInfo{IsResourceRequest: true, APIGroup: gr.Group, Resource: gr.Resource})
-	ctx = request.WithNamespace(ctx, namespace)
 	obj, err := store.Get(ctx, name, &metav1.GetOptions{ResourceVersion: "0"})
 	if apierrors.IsNotFound(err) {
 		obj, err = store.Get(ctx, name, &metav1.GetOptions{})
@@ -37,4 +35,35 @@ func Read[T any](ctx context.Context, lookup func(string) *Store, resource, name
 		return zero, apierrors.NewInternalError(errNotA(store.SingularQualifiedResource.Resource, obj))
 	}
 	return out, nil
+}
+
+// List is Read for all objects of a kind that a selector matches, of one namespace
+// or with "" of all. T is the kind's list.
+func List[T any](ctx context.Context, lookup func(string) *Store, resource, namespace string, selector labels.Selector) (T, error) {
+	var zero T
+	store, ctx, err := elsewhere(ctx, lookup, resource, namespace)
+	if err != nil {
+		return zero, err
+	}
+	obj, err := store.List(ctx, &internalversion.ListOptions{LabelSelector: selector, ResourceVersion: "0"})
+	if err != nil {
+		return zero, err
+	}
+	out, ok := obj.(T)
+	if !ok {
+		return zero, apierrors.NewInternalError(errNotA("list of "+resource, obj))
+	}
+	return out, nil
+}
+
+// elsewhere returns the store of another kind and a request's context for it: a
+// store names in its errors the resource that the request is about.
+func elsewhere(ctx context.Context, lookup func(string) *Store, resource, namespace string) (*Store, context.Context, error) {
+	store := lookup(resource)
+	if store == nil {
+		return nil, nil, apierrors.NewInternalError(fmt.Errorf("no %s are served", resource))
+	}
+	gr := store.DefaultQualifiedResource
+	ctx = request.WithRequestInfo(ctx, &request.RequestInfo{IsResourceRequest: true, APIGroup: gr.Group, Resource: gr.Resource})
+	return store, request.WithNamespace(ctx, namespace), nil
 }

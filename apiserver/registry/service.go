@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -40,9 +42,12 @@ func serviceKind() Kind {
 			Prepare:  onUpdate(prepareServiceStatus),
 			Validate: validatesUpdate(validateServiceStatus),
 		},
-		Columns:     serviceColumns(),
-		Row:         row(serviceRow),
-		FieldLabels: []string{"spec.clusterIP", "spec.type"},
+		Subresources:     serviceSubresources,
+		SubresourceTypes: map[schema.GroupVersion][]runtime.Object{corev1.SchemeGroupVersion: {&corev1.ServiceProxyOptions{}}},
+		AddToScheme:      addOptions(&corev1.ServiceProxyOptions{}),
+		Columns:          serviceColumns(),
+		Row:              row(serviceRow),
+		FieldLabels:      []string{"spec.clusterIP", "spec.type"},
 		Fields: fieldsOf(func(s *corev1.Service) fields.Set {
 			return fields.Set{"spec.clusterIP": s.Spec.ClusterIP, "spec.type": string(s.Spec.Type)}
 		}),

@@ -134,11 +134,14 @@ func (k *Kubelet) startContainer(ctx context.Context, p *pod, o *corev1.Pod, spe
 			return fmt.Errorf("remove an old log: %w", err)
 		}
 	}
-	isProcess := len(spec.Command) > 0 || image.Process
+	isProcess := len(spec.Command) > 0 || image.Process || image.Runs(spec.Args)
 	var proc *sandbox.Process
 	var srv *served
 	if isProcess {
 		ps, err := k.processSpec(p, o, spec, image, env, attempt, logPath)
+		if err == nil {
+			ps.ShareWith, err = k.shareWith(ctx, p, o, spec.Name)
+		}
 		if err != nil {
 			return &waitError{reason: "CreateContainerError", message: err.Error(), retry: crashBackoff}
 		}
@@ -271,6 +274,9 @@ func (k *Kubelet) observeExits(p *pod) {
 			c.exit.Reason = "Error"
 		}
 		c.exit.Message = k.terminationMessage(o, c, e.Code)
+		if _, ok := c.run.(*served); ok {
+			p.dropView(c.name)
+		}
 		c.run, c.startDue = nil, time.Time{}
 		c.ready, c.startupDone = false, false
 		if c.stopProbes != nil {

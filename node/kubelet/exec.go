@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kplab/kplab/sandbox"
-	"github.com/kplab/kplab/sandbox/workload"
 )
 
 // execArgs is a command to run in a container.
@@ -43,22 +42,21 @@ func (k *Kubelet) exec(ctx context.Context, p *pod, o *corev1.Pod, spec *corev1.
 	if err != nil {
 		return 0, err
 	}
-	root, err := k.rootOf(p, o, spec, -1)
-	if err != nil {
-		return 0, err
-	}
-	if image, ok := workload.Lookup(spec.Image); ok && server {
-		content, err := k.ownContent(o, spec, image, attempt)
-		if err != nil {
+	env = withDefaults(env, k.serviceLinks(o))
+	container := spec.Name
+	if server {
+		if container, err = k.ensureView(ctx, p, o, spec, env, attempt); err != nil {
 			return 0, err
 		}
-		root.mounts = append(content, root.mounts...)
+	} else if err := k.ensureTokens(ctx, p, o); err != nil {
+		return 0, err
 	}
+	var rights rootFS
+	rights.secure(o, spec)
 	code, err := sb.Exec(ctx, sandbox.ExecSpec{
-		Container: spec.Name, Args: a.args, Env: withDefaults(env, k.serviceLinks(o)), WorkingDir: spec.WorkingDir, User: root.user,
+		Container: container, Args: a.args, Env: env, WorkingDir: spec.WorkingDir, User: rights.user,
 		Stdin: a.stdin, Stdout: a.stdout, Stderr: a.stderr, TTY: a.tty, Resize: a.resize,
-		Files: root.files, Mounts: root.mounts, Busybox: isBusybox(spec.Image), ReadOnlyRoot: root.readOnly,
-		Capabilities: root.capabilities, Privileged: root.privileged, AllowPrivilegeEscalation: root.escalate,
+		Capabilities: rights.capabilities, Privileged: rights.privileged, AllowPrivilegeEscalation: rights.escalate,
 	})
 	switch {
 	case errors.Is(err, sandbox.ErrProgramNotFound):

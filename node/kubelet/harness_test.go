@@ -265,6 +265,9 @@ func (h *harness) eventuallyExec(pod string, args []string, want string) {
 	h.t.Helper()
 	nettest.Eventually(h.t, patience, "the output of a command", func() error {
 		kp := h.kubelet.find("default", pod)
+		if kp == nil {
+			return errors.New("the kubelet has no such pod yet")
+		}
 		var out bytes.Buffer
 		code, err := h.kubelet.exec(context.Background(), kp, kp.object(), &kp.object().Spec.Containers[0], execArgs{args: args, stdout: &out, stderr: &out})
 		if err != nil {

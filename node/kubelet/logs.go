@@ -124,6 +124,7 @@ func (k *Kubelet) logLocation(p *pod, o *corev1.Pod, name string, previous bool)
 		id = last.ContainerID
 	case st.State.Running != nil:
 		id, done = st.ContainerID, c.run.done()
+		c.read = c.run
 	case st.State.Terminated != nil:
 		id = st.State.Terminated.ContainerID
 	case last != nil:

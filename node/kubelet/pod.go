@@ -22,6 +22,8 @@ type pod struct {
 	// wiring is held while the network is called for the pod from outside the
 	// queue, and when it is detached.
 	wiring sync.Mutex
+	// holding is held while a holder is looked for and started.
+	holding sync.Mutex
 
 	mu     sync.Mutex
 	latest *corev1.Pod // newest object from the API, never changed
@@ -158,6 +160,8 @@ type container struct {
 
 	run       runner
 	startedAt time.Time
+	// read is what ran when somebody last read the log.
+	read runner
 	// exit is set when the attempt has ended, last is how the attempt before did.
 	exit *corev1.ContainerStateTerminated
 	last *corev1.ContainerStateTerminated

@@ -103,6 +103,13 @@ func (k *Kubelet) statusOf(p *pod, o *corev1.Pod, before *corev1.PodStatus) *cor
 		anyRunning = anyRunning || st.State.Running != nil || st.State.Waiting != nil && st.LastTerminationState.Terminated != nil || st.State.Terminated != nil
 		anyWaiting = anyWaiting || st.State.Waiting != nil && st.LastTerminationState.Terminated == nil
 	}
+	s.EphemeralContainerStatuses = nil
+	for i := range o.Spec.EphemeralContainers {
+		spec := corev1.Container(o.Spec.EphemeralContainers[i].EphemeralContainerCommon)
+		st := containerStatus(&spec, p.containers[spec.Name], "ContainerCreating")
+		st.Ready, st.Started = false, nil // it has no part in the pod's readiness
+		s.EphemeralContainerStatuses = append(s.EphemeralContainerStatuses, st)
+	}
 	s.Phase, s.Reason, s.Message = p.phase, p.reason, p.message
 	if s.Phase == "" {
 		s.Phase = corev1.PodPending

@@ -51,7 +51,7 @@ func (t target) attach(ctx context.Context, c *remote) error {
 		return fmt.Errorf("error attaching to container: container %s is not running", t.spec.Name)
 	}
 	if proc, ok := run.(process); ok {
-		err := proc.Attach(ctx, sandbox.AttachSpec{Stdin: c.stdin, Stdout: c.stdout, Stderr: c.stderr, Resize: c.resize})
+		err := proc.Attach(ctx, sandbox.AttachSpec{Stdin: c.stdin, Stdout: c.stdout, Stderr: c.stderr, Resize: c.resize, Early: t.unread(run)})
 		if err != nil {
 			return fmt.Errorf("error attaching to container: %w", err)
 		}
@@ -82,6 +82,15 @@ func (t target) attach(ctx context.Context, c *remote) error {
 	}
 	none := int64(0)
 	return readLog(ctx, path, &corev1.PodLogOptions{Follow: done != nil, TailLines: &none}, done, out)
+}
+
+// unread reports whether nobody has read the log of what runs: kubectl run of 1.37
+// shows it before it attaches, and kubectl debug does not.
+func (t target) unread(run runner) bool {
+	t.p.mu.Lock()
+	defer t.p.mu.Unlock()
+	c := t.p.containers[t.spec.Name]
+	return c != nil && c.read != run
 }
 
 // carriageReturns ends lines as a raw terminal wants them.

@@ -3,6 +3,7 @@
 package kubelet
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/tools/remotecommand"
@@ -430,4 +432,114 @@ func TestPortForward(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What people leave in a built-in server's root is there when they look again, and
+// gone with the attempt.
+func TestViewOfABuiltInServerStays(t *testing.T) {
+	h := newHarness(t)
+	h.create(newTestPod("web", "nginx"))
+	h.until("web", "ready", isReady)
+	h.eventuallyExec("web", []string{"sh", "-c", "echo kept > /tmp/f; cat /tmp/f"}, "kept\n")
+	h.eventuallyExec("web", []string{"cat", "/tmp/f"}, "kept\n")
+	// The next daemon finds it.
+	h.stop()
+	h.start()
+	h.until("web", "ready", isReady)
+	h.eventuallyExec("web", []string{"cat", "/tmp/f"}, "kept\n")
+	kp := h.kubelet.find("default", "web")
+	kp.mu.Lock()
+	run := kp.containers["main"].run
+	kp.mu.Unlock()
+	run.kill()
+	h.until("web", "restarted", func(p *corev1.Pod) bool { return isReady(p) && status0(p).RestartCount == 1 })
+	h.eventuallyExec("web", []string{"sh", "-c", "ls /tmp"}, "")
+}
+
+// An ephemeral container sees the processes of its target, a server's view too, and
+// ends once.
+func TestEphemeralContainers(t *testing.T) {
+	h := newHarness(t)
+	h.create(newTestPod("proc", "busybox", "sleep", "7654"))
+	h.create(newTestPod("web", "nginx"))
+	for name, sees := range map[string]string{"proc": "sleep 7654", "web": "runs in the lab's daemon"} {
+		p := h.until(name, "ready", isReady).DeepCopy()
+		p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{
+			EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug", Image: "busybox", Command: []string{"sh", "-c", "ps; exit 3"}},
+			TargetContainerName:      "main",
+		}}
+		if _, err := h.client.CoreV1().Pods("default").Update(context.Background(), p, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		p = h.until(name, "debugged", func(p *corev1.Pod) bool {
+			return len(p.Status.EphemeralContainerStatuses) == 1 && p.Status.EphemeralContainerStatuses[0].State.Terminated != nil
+		})
+		st := p.Status.EphemeralContainerStatuses[0]
+		if st.State.Terminated.ExitCode != 3 || st.RestartCount != 0 || !isReady(p) {
+			t.Errorf("pod %s: %+v", name, st)
+		}
+		if log := logTail(h.kubelet.logFileOf(p.UID, "debug", 0), 100, 1<<16); !strings.Contains(log, sees) {
+			t.Errorf("pod %s: no %q in %q", name, sees, log)
+		}
+	}
+}
+
+// Containers that share a process namespace see each other, and end one by one.
+func TestSharedProcessNamespace(t *testing.T) {
+	h := newHarness(t)
+	p := newTestPod("both", "busybox", "sleep", "7654")
+	share := true
+	p.Spec.ShareProcessNamespace = &share
+	p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "other", Image: "busybox", Command: []string{"sh", "-c", "grep -q kplab /proc/1/cmdline && exec sleep 4567"}})
+	h.create(p)
+	h.until("both", "ready", isReady)
+	h.eventuallyExec("both", []string{"sh", "-c", "ps | grep -c '[s]leep 4567'"}, "1\n")
+	h.eventuallyExec("both", []string{"sh", "-c", "kill $(pidof sleep | tr ' ' '\\n' | while read p; do grep -q 4567 /proc/$p/cmdline && echo $p; done)"}, "")
+	h.until("both", "restarted in part", func(p *corev1.Pod) bool {
+		return len(p.Status.ContainerStatuses) == 2 && p.Status.ContainerStatuses[0].RestartCount == 0 && p.Status.ContainerStatuses[1].RestartCount > 0
+	})
+}
+
+// Attaching to a built-in server says what it is and shows its log.
+func TestAttachToABuiltInServer(t *testing.T) {
+	h := newHarness(t)
+	h.create(newTestPod("web", "nginx"))
+	p := h.until("web", "ready", isReady)
+	base := serving(t, h)
+	u := *base
+	u.Path, u.RawQuery = "/attach/default/web/main", "output=1&error=1"
+	e, err := remotecommand.NewWebSocketExecutor(&rest.Config{Host: base.Host}, http.MethodGet, u.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	out, w := io.Pipe()
+	errOut, errW := io.Pipe()
+	ended := make(chan error, 1)
+	go func() { ended <- e.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: w, Stderr: errW}) }()
+	note, err := bufio.NewReader(errOut).ReadString('\n')
+	if err != nil || !strings.Contains(note, "container main (image nginx) is a server inside of the lab's daemon") {
+		t.Errorf("note %q, %v", note, err)
+	}
+	lines := make(chan string)
+	go func() {
+		line, _ := bufio.NewReader(out).ReadString('\n') // an error leaves it empty
+		lines <- line
+	}()
+	nettest.Eventually(t, patience, "the log of a request", func() error {
+		if _, _, err := h.fetch(p.Status.PodIP); err != nil {
+			return err
+		}
+		select {
+		case line := <-lines:
+			if !strings.Contains(line, `"GET / HTTP/1.1" 200`) {
+				t.Errorf("the log begins with %q", line)
+			}
+			return nil
+		default:
+			return errors.New("nothing yet")
+		}
+	})
+	cancel()
+	<-ended
 }

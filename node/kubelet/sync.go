@@ -65,7 +65,7 @@ func (k *Kubelet) restore(p *pod) {
 		p.mu.Unlock()
 	}
 	lost := false
-	for _, list := range [][]corev1.ContainerStatus{o.Status.InitContainerStatuses, o.Status.ContainerStatuses} {
+	for _, list := range [][]corev1.ContainerStatus{o.Status.InitContainerStatuses, o.Status.ContainerStatuses, o.Status.EphemeralContainerStatuses} {
 		for _, st := range list {
 			c := p.container(st.Name)
 			p.mu.Lock()
@@ -80,6 +80,10 @@ func (k *Kubelet) restore(p *pod) {
 				lost = true
 				if c.exit == nil {
 					c.exit = &corev1.ContainerStateTerminated{ExitCode: 255, Reason: "Unknown", ContainerID: c.id, StartedAt: seconds(c.startedAt), FinishedAt: seconds(time.Now())}
+				}
+				if ephemeral(o, st.Name) != nil {
+					p.mu.Unlock()
+					continue // one of these never begins again
 				}
 				// With a new sandbox everything begins again, init containers too.
 				c.last, c.exit, c.backoff, c.id = c.exit, nil, 0, ""
@@ -156,6 +160,11 @@ func (k *Kubelet) start(ctx context.Context, p *pod, o *corev1.Pod) {
 	}
 	p.unblock()
 	k.resume(p, o)
+	// Before the init containers: they may be what somebody wants to look at.
+	for i := range o.Spec.EphemeralContainers {
+		c := corev1.Container(o.Spec.EphemeralContainers[i].EphemeralContainerCommon)
+		k.ensureRunning(ctx, p, o, &c, corev1.RestartPolicyNever)
+	}
 	if !k.runInit(ctx, p, o) {
 		return
 	}
@@ -212,6 +221,10 @@ func (k *Kubelet) ensureNetwork(ctx context.Context, p *pod, o *corev1.Pod) erro
 // first ensureRunning.
 func (k *Kubelet) resume(p *pod, o *corev1.Pod) {
 	for _, proc := range p.box().Processes() {
+		spec := containerSpec(o, proc.Container())
+		if spec == nil {
+			continue // a holder
+		}
 		c := p.container(proc.Container())
 		p.mu.Lock()
 		if c.run == nil && proc.Attempt() >= c.attempt && (c.exit == nil || proc.Attempt() > c.attempt) {
@@ -224,7 +237,7 @@ func (k *Kubelet) resume(p *pod, o *corev1.Pod) {
 			k.watchProcess(p, c, proc)
 		}
 		p.mu.Unlock()
-		if spec := containerSpec(o, c.name); spec != nil && c.running() {
+		if c.running() {
 			k.startProbes(p, o, spec, c)
 		}
 	}
@@ -360,6 +373,20 @@ func containerSpec(o *corev1.Pod, name string) *corev1.Container {
 			if list[i].Name == name {
 				return &list[i]
 			}
+		}
+	}
+	if e := ephemeral(o, name); e != nil {
+		c := corev1.Container(e.EphemeralContainerCommon)
+		return &c
+	}
+	return nil
+}
+
+// ephemeral finds an ephemeral container by name.
+func ephemeral(o *corev1.Pod, name string) *corev1.EphemeralContainer {
+	for i := range o.Spec.EphemeralContainers {
+		if o.Spec.EphemeralContainers[i].Name == name {
+			return &o.Spec.EphemeralContainers[i]
 		}
 	}
 	return nil

@@ -15,20 +15,28 @@ import (
 // and its data.
 type frameKind byte
 
-// Kinds of messages: the first two to the shim, the last two from it.
+// Kinds of messages: the first two to the shim, the others from it.
 const (
 	frameStdin  frameKind = 'i' // input; without data its end
 	frameResize frameKind = 'r' // columns and rows, two bytes each, high byte first
+	frameHello  frameKind = 'h' // the client is served
 	frameStdout frameKind = 'o'
 	frameStderr frameKind = 'e'
+	// The same from before the first client, who gets them first of all.
+	frameEarlyStdout frameKind = 'O'
+	frameEarlyStderr frameKind = 'E'
 )
 
 // Kinds of messages for the daemon's side.
 const (
 	FrameStdin  = byte(frameStdin)
 	FrameResize = byte(frameResize)
+	FrameHello  = byte(frameHello)
 	FrameStdout = byte(frameStdout)
 	FrameStderr = byte(frameStderr)
+
+	FrameEarlyStdout = byte(frameEarlyStdout)
+	FrameEarlyStderr = byte(frameEarlyStderr)
 )
 
 // MaxFrame is the most data that one message carries, in bytes.
@@ -40,16 +48,25 @@ const maxFrame = 32 << 10
 // container's output; then it is dropped.
 const clientPatience = 5 // seconds
 
+// earlyOutput bounds what is kept for the first client, in bytes.
+const earlyOutput = 64 << 10
+
 // clients are those attached to a container.
 type clients struct {
 	listener int
 
 	mu    sync.Mutex
 	conns map[int]struct{}
+	// early is the output before the first client, message by message: whoever
+	// starts a container to talk to it wants its first word too, and cannot be
+	// there in time. nil when nobody is expected, or somebody has come.
+	early [][]byte
+	kept  int // its bytes
 }
 
-// listenClients makes the socket in the current directory.
-func listenClients(name string) (*clients, error) {
+// listenClients makes the socket in the current directory. With expected the
+// output is kept for the first client.
+func listenClients(name string, expected bool) (*clients, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("make the attach socket: %w", err)
@@ -66,7 +83,11 @@ func listenClients(name string) (*clients, error) {
 	if err := unix.Listen(fd, 16); err != nil {
 		return nil, fmt.Errorf("listen on the attach socket: %w", err)
 	}
-	return &clients{listener: fd, conns: make(map[int]struct{})}, nil
+	c := &clients{listener: fd, conns: make(map[int]struct{})}
+	if expected {
+		c.early = [][]byte{}
+	}
+	return c, nil
 }
 
 // accept serves clients until the shim exits, which ends its goroutines too:
@@ -79,15 +100,27 @@ func (c *clients) accept(stdin, terminal *os.File, once bool) {
 			switch {
 			case err == nil:
 				_ = unix.SetsockoptTimeval(conn, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: clientPatience})
-				c.mu.Lock()
-				c.conns[conn] = struct{}{}
-				c.mu.Unlock()
+				c.welcome(conn)
 				go c.serve(conn, stdin, terminal, once)
 			case !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ECONNABORTED):
 				return
 			}
 		}
 	}()
+}
+
+// welcome takes a client in. It is told so: one whose connection ends without a
+// word came when the shim was about to go, and has missed everything.
+func (c *clients) welcome(conn int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.conns[conn] = struct{}{}
+	for _, msg := range append([][]byte{{byte(frameHello)}}, c.early...) {
+		if unix.Send(conn, msg, unix.MSG_NOSIGNAL) != nil {
+			break // its reader sees the end and closes it
+		}
+	}
+	c.early = nil
 }
 
 // serve reads what one client sends.
@@ -139,16 +172,24 @@ func (c *clients) drop(conn int) {
 
 // send gives output to every client.
 func (c *clients) send(kind frameKind, data []byte) {
+	msg := append([]byte{byte(kind)}, data...)
 	c.mu.Lock()
 	var list []int
 	for conn := range c.conns {
 		list = append(list, conn)
 	}
-	c.mu.Unlock()
-	if len(list) == 0 {
-		return
+	if c.early != nil {
+		msg[0] = byte(frameEarlyStdout)
+		if kind == frameStderr {
+			msg[0] = byte(frameEarlyStderr)
+		}
+		c.early, c.kept = append(c.early, msg), c.kept+len(msg)
+		for c.kept > earlyOutput {
+			c.kept -= len(c.early[0])
+			c.early = c.early[1:]
+		}
 	}
-	msg := append([]byte{byte(kind)}, data...)
+	c.mu.Unlock()
 	for _, conn := range list {
 		if err := unix.Send(conn, msg, unix.MSG_NOSIGNAL); err != nil {
 			// Its reader sees the end and closes it.

@@ -74,7 +74,10 @@ type ShimConfig struct {
 	LogPath string
 	// Stdin keeps standard input open; StdinOnce closes it after the first client.
 	Stdin, StdinOnce bool
-	Init             InitConfig
+	// ShareWith names the first process of another container, in whose process
+	// namespace this one is to be. The zero value is a namespace of its own.
+	ShareWith ID
+	Init      InitConfig
 }
 
 // ExecConfig is the configuration of kplab-exec.

@@ -25,7 +25,10 @@ type Role struct {
 // Spawn starts the executable exe in a role, in a session of its own. It waits for
 // Give. kplab-init is the first of a new process namespace, and dies with the
 // thread that starts it.
-func Spawn(role, exe string) (_ *Role, err error) {
+func Spawn(role, exe string) (*Role, error) { return spawn(role, exe, role == RoleInit) }
+
+// spawn starts a role; with first it is the first of a new process namespace.
+func spawn(role, exe string, first bool) (_ *Role, err error) {
 	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open /dev/null: %w", err)
@@ -36,8 +39,10 @@ func Spawn(role, exe string) (_ *Role, err error) {
 		return nil, fmt.Errorf("make a socket pair: %w", err)
 	}
 	attr := &syscall.SysProcAttr{Setsid: true} // signals to the daemon's terminal and group pass it by
-	if role == RoleInit {
+	if first {
 		attr.Cloneflags = unix.CLONE_NEWPID
+		// One that joins a process namespace cannot have this from the start: Go takes
+		// a parent that it cannot see for a dead one. It ties itself later.
 		attr.Pdeathsig = syscall.SIGKILL
 	}
 	pid, err := syscall.ForkExec(exe, []string{role}, &syscall.ProcAttr{

@@ -25,6 +25,14 @@ func runShim(ch *channel) error {
 	if err := unix.Chdir(cfg.Dir); err != nil { // the attach socket's name has to be short
 		return fmt.Errorf("enter %s: %w", cfg.Dir, err)
 	}
+	if cfg.ShareWith.Pid != 0 {
+		if err := init.Drop(); err != nil {
+			return err
+		}
+		if init, err = spawnInside(cfg.ShareWith); err != nil {
+			return err
+		}
+	}
 	io, err := newStreams(&cfg)
 	if err != nil {
 		return err
@@ -34,6 +42,12 @@ func runShim(ch *channel) error {
 		return err
 	}
 	pid := init.Pid
+	inside := ""
+	if cfg.ShareWith.Pid != 0 {
+		if inside, err = place(pid); err != nil {
+			return fmt.Errorf("look at the container's process: %w", err)
+		}
+	}
 	id, err := Identify(pid)
 	if err != nil {
 		return fmt.Errorf("identify the container's process: %w", err)
@@ -52,8 +66,14 @@ func runShim(ch *channel) error {
 	if err != nil {
 		return err
 	}
-	// The process namespace died with its first process, so nobody writes any
-	// more. What was written is in the pipes.
+	if inside != "" {
+		if err := killInside(inside); err != nil {
+			return err
+		}
+	}
+	// The process namespace died with its first process, or what the container had
+	// in somebody else's was killed: nobody writes any more. What was written is in
+	// the pipes.
 	pumps.Wait()
 	return writeRecord(filepath.Join(cfg.Dir, ExitFile), exit)
 }
@@ -124,7 +144,7 @@ func newStreams(cfg *ShimConfig) (*streams, error) {
 		return nil, err
 	}
 	s := &streams{log: log, once: cfg.StdinOnce, tty: cfg.Init.Process.TTY, childStdin: -1, childStdout: -1, childStderr: -1}
-	if s.clients, err = listenClients(AttachSocket); err != nil {
+	if s.clients, err = listenClients(AttachSocket, cfg.Stdin || cfg.Init.Process.TTY); err != nil {
 		return nil, err
 	}
 	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)

@@ -9,11 +9,13 @@ func images() []Image {
 	return []Image{
 		{Names: []string{"agnhost"}, New: newAgnhost},
 		{Names: []string{"busybox"}, Process: true, DefaultArgs: []string{"sh"}},
-		{Names: []string{"httpd"}, New: newHttpd, Content: httpdContent},
-		{Names: []string{"mariadb", "mysql"}, New: newMysql},
-		{Names: []string{"nginx"}, New: newNginx, Content: nginxContent},
+		// Their tools are this machine's: what they are asked for is a shell.
+		{Names: []string{"alpine", "debian", "netshoot", "ubuntu"}, Process: true, DefaultArgs: []string{"sh"}},
+		{Names: []string{"httpd"}, New: newHttpd, Content: httpdContent, Programs: []string{"httpd", "httpd-foreground"}},
+		{Names: []string{"mariadb", "mysql"}, New: newMysql, Programs: []string{"mariadbd", "mysqld"}},
+		{Names: []string{"nginx"}, New: newNginx, Content: nginxContent, Programs: []string{"nginx"}},
 		{Names: []string{"pause"}, New: newPause},
-		{Names: []string{"redis"}, New: newRedis},
+		{Names: []string{"redis"}, New: newRedis, Programs: []string{"redis-server"}},
 		{Names: []string{"udp-echo"}, New: newUDPEcho},
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -110,6 +111,10 @@ type Image struct {
 	Process bool
 	// DefaultArgs are what such a container runs without arguments.
 	DefaultArgs []string
+	// Programs are the names by which arguments may call the image's own server. An
+	// image that has them runs any other program that its arguments name; one without
+	// gives all of its arguments to its server.
+	Programs []string
 	// Content is the files that the image has and that people change or mount over:
 	// absolute path to content. The server serves a volume at one of their
 	// directories, so a writable copy mounted there makes "kubectl exec" and the
@@ -118,6 +123,13 @@ type Image struct {
 	// New makes the server. Arguments that the real program would refuse are an
 	// error. nil for a Process.
 	New func(Context) (Server, error)
+}
+
+// Runs reports whether a container with these arguments, and no command, is a real
+// process: the arguments name another program than the image's server.
+func (i Image) Runs(args []string) bool {
+	return len(i.Programs) > 0 && len(args) > 0 && !strings.HasPrefix(args[0], "-") && !strings.HasSuffix(args[0], ".conf") &&
+		!slices.Contains(i.Programs, path.Base(args[0]))
 }
 
 // Lookup finds the image that a pod spec names: the last element of the repository
