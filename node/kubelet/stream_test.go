@@ -452,7 +452,10 @@ func TestViewOfABuiltInServerStays(t *testing.T) {
 	run := kp.containers["main"].run
 	kp.mu.Unlock()
 	run.kill()
-	h.until("web", "restarted", func(p *corev1.Pod) bool { return isReady(p) && status0(p).RestartCount == 1 })
+	p := h.until("web", "restarted", func(p *corev1.Pod) bool { return isReady(p) && status0(p).RestartCount >= 1 })
+	if n := status0(p).RestartCount; n != 1 {
+		t.Errorf("it took %d starts: %s", n, logTail(h.kubelet.logFileOf(p.UID, "main", 1), 100, 1<<12))
+	}
 	h.eventuallyExec("web", []string{"sh", "-c", "ls /tmp"}, "")
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/kplab/kplab/internal/netns"
 )
@@ -24,6 +25,14 @@ const headerPatience = 60 * time.Second
 
 // idlePatience is how long an idle connection is kept.
 const idlePatience = 65 * time.Second
+
+// A program that this process starts has, until it begins, a copy of every socket
+// here: the port of a server that has just ended may be taken for as long as that,
+// by nobody. portPatience is how long one is tried that is taken.
+const (
+	portPatience = 250 * time.Millisecond
+	portEvery    = 5 * time.Millisecond
+)
 
 // service is a socket that is open and can be served.
 type service interface {
@@ -36,7 +45,7 @@ type service interface {
 func runAll(ctx context.Context, open ...func(context.Context) (service, error)) error {
 	var services []service
 	for _, f := range open {
-		s, err := f(ctx)
+		s, err := openPatiently(ctx, f)
 		if err != nil {
 			for _, s := range services {
 				s.close()
@@ -50,6 +59,22 @@ func runAll(ctx context.Context, open ...func(context.Context) (service, error))
 		group.Go(func() error { return s.serve(ctx) })
 	}
 	return group.Wait()
+}
+
+// openPatiently opens a service whose port may be about to become free.
+func openPatiently(ctx context.Context, open func(context.Context) (service, error)) (service, error) {
+	until := time.Now().Add(portPatience)
+	for {
+		s, err := open(ctx)
+		if !errors.Is(err, unix.EADDRINUSE) || time.Now().After(until) {
+			return s, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(portEvery):
+		}
+	}
 }
 
 // whenEnds calls f when ctx ends. The returned function takes that back or, when it

@@ -168,8 +168,27 @@ func TestLookup(t *testing.T) {
 	if b, _ := workload.Lookup("busybox"); !b.Process || b.New != nil || len(b.DefaultArgs) == 0 {
 		t.Error("busybox is no process")
 	}
-	if got := strings.Join(workload.Images(), " "); got != "agnhost busybox httpd mariadb mysql nginx pause redis udp-echo" {
+	if got := strings.Join(workload.Images(), " "); got != "agnhost alpine busybox debian httpd mariadb mysql netshoot nginx pause redis ubuntu udp-echo" {
 		t.Errorf("images: %s", got)
+	}
+}
+
+// Arguments may name another program than the image's server, which then is a real
+// process.
+func TestArgumentsThatNameAProgram(t *testing.T) {
+	for _, c := range []struct {
+		image string
+		args  []string
+		want  bool
+	}{
+		{"nginx", nil, false}, {"nginx", []string{"bash"}, true}, {"nginx", []string{"nginx", "-g", "daemon off;"}, false},
+		{"nginx", []string{"/usr/sbin/nginx"}, false}, {"redis", []string{"--appendonly", "yes"}, false}, {"redis", []string{"/etc/redis.conf"}, false},
+		{"httpd", []string{"sh", "-c", "true"}, true}, {"agnhost", []string{"netexec"}, false}, {"pause", []string{"sh"}, false},
+	} {
+		image, ok := workload.Lookup(c.image)
+		if got := image.Runs(c.args); !ok || got != c.want {
+			t.Errorf("%s %q: %v, %v", c.image, c.args, got, ok)
+		}
 	}
 }
 
