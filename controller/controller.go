@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kplab/kplab/controller/daemonset"
 	"github.com/kplab/kplab/controller/deployment"
 	"github.com/kplab/kplab/controller/endpoints"
 	"github.com/kplab/kplab/controller/endpointslice"
@@ -21,7 +22,9 @@ import (
 	"github.com/kplab/kplab/controller/namespace"
 	"github.com/kplab/kplab/controller/nodelifecycle"
 	"github.com/kplab/kplab/controller/replicaset"
+	"github.com/kplab/kplab/controller/replicationcontroller"
 	"github.com/kplab/kplab/controller/scheduler"
+	"github.com/kplab/kplab/controller/statefulset"
 	"github.com/kplab/kplab/internal/settle"
 )
 
@@ -58,6 +61,9 @@ func All(d Deps) []Controller {
 		scheduler.New(d),
 		deployment.New(d),
 		replicaset.New(d),
+		replicationcontroller.New(d),
+		statefulset.New(d),
+		daemonset.New(d),
 		endpointslice.New(d),
 		endpoints.New(d),
 		mirroring.New(d),

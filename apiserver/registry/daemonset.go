@@ -3,7 +3,11 @@
 package registry
 
 import (
+	"context"
+	"strconv"
+
 	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -19,6 +23,8 @@ func daemonSetKind() Kind {
 		NewList:          newObject[appsv1.DaemonSetList],
 		Default:          forObject(defaultDaemonSet),
 		TracksGeneration: true,
+		PrepareForCreate: onCreate(func(_ context.Context, d *appsv1.DaemonSet) { setTemplateGeneration(d, 1) }),
+		PrepareForUpdate: onUpdate(countTemplateChange),
 		Validate:         validates(validateDaemonSet),
 		ValidateUpdate: validatesUpdate(func(d, old *appsv1.DaemonSet) field.ErrorList {
 			return selectorImmutable(d.Spec.Selector, old.Spec.Selector)
@@ -55,6 +61,26 @@ func defaultDaemonSet(d *appsv1.DaemonSet) {
 	}
 	setDefault(&d.Spec.RevisionHistoryLimit, 10)
 	defaultPodSpec(&d.Spec.Template.Spec)
+}
+
+// countTemplateChange counts the changes of the template in an annotation, where the
+// field of old was that counted them.
+func countTemplateChange(_ context.Context, d, old *appsv1.DaemonSet) {
+	n, err := strconv.ParseInt(old.Annotations[appsv1.DeprecatedTemplateGeneration], 10, 64)
+	if err != nil {
+		n = 1
+	}
+	if !equality.Semantic.DeepEqual(d.Spec.Template, old.Spec.Template) {
+		n++
+	}
+	setTemplateGeneration(d, n)
+}
+
+func setTemplateGeneration(d *appsv1.DaemonSet, n int64) {
+	if d.Annotations == nil {
+		d.Annotations = map[string]string{}
+	}
+	d.Annotations[appsv1.DeprecatedTemplateGeneration] = strconv.FormatInt(n, 10)
 }
 
 func validateDaemonSet(d *appsv1.DaemonSet) field.ErrorList {

@@ -32,7 +32,7 @@ func statefulSetKind() Kind {
 			if old != nil || len(s.Spec.VolumeClaimTemplates) == 0 {
 				return nil
 			}
-			return []string{"spec.volumeClaimTemplates: kplab makes the claims but has no storage behind them; the pods get no volume from them"}
+			return []string{"spec.volumeClaimTemplates: kplab makes the claims and has no storage for them: the pods stay Pending"}
 		}),
 		Status: &StatusStrategy{Validate: validatesUpdate(validateStatefulSetStatus)},
 		Columns: []metav1.TableColumnDefinition{

@@ -153,7 +153,7 @@ func TestExpectationsAndSlowStart(t *testing.T) {
 		t.Fatalf("%d pods were created on a cache that lags", n)
 	}
 	for range 20 {
-		c.expect.Created(r.UID, 1)
+		c.pods.Handle(nil, pod("", func(p *corev1.Pod) { p.OwnerReferences = []metav1.OwnerReference{*c.pods.Ref(r)} }), func(loop.Key) {}, nil)
 	}
 	refuse, n = true, 0
 	if err := c.sync(t.Context(), key); err == nil || !strings.Contains(err.Error(), "no room") {
@@ -162,7 +162,7 @@ func TestExpectationsAndSlowStart(t *testing.T) {
 	if n != 1 {
 		t.Fatalf("a refusing API was asked %d times", n)
 	}
-	if !c.expect.Satisfied(r.UID) {
+	if !c.pods.Trusted(r.UID) {
 		t.Fatal("pods that were never made are still expected")
 	}
 }

@@ -3,14 +3,10 @@
 package replicaset
 
 import (
-	"context"
-	"fmt"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
@@ -71,18 +67,4 @@ func failureCondition(old []appsv1.ReplicaSetCondition, creating bool, err error
 		Type: appsv1.ReplicaSetReplicaFailure, Status: corev1.ConditionTrue,
 		Reason: reason, Message: err.Error(), LastTransitionTime: metav1.NewTime(now),
 	})
-}
-
-// writeStatus stores status unless it says what is stored already.
-func (c *Controller) writeStatus(ctx context.Context, rs *appsv1.ReplicaSet, status appsv1.ReplicaSetStatus) error {
-	if equality.Semantic.DeepEqual(rs.Status, status) {
-		return nil
-	}
-	update := rs.DeepCopy()
-	update.Status = status
-	_, err := c.client.AppsV1().ReplicaSets(rs.Namespace).UpdateStatus(ctx, update, metav1.UpdateOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("write the status of %s: %w", rs.Name, err)
-	}
-	return nil
 }
