@@ -29,14 +29,17 @@ import (
 // proxyREST passes a request on to what an object stands for: its path, method and
 // body, and upgrades. It is the subresource "proxy" of pods, services and nodes.
 type proxyREST struct {
-	object, options func() runtime.Object
+	options func() runtime.Object
 	// locate says where [SCHEME:]NAME[:PORT] is and how to get there.
 	locate func(ctx context.Context, id string) (*url.URL, *http.Transport, error)
 }
 
 var _ rest.Connecter = proxyREST{}
 
-func (r proxyREST) New() runtime.Object { return r.object() }
+// New implements rest.Storage. The published schema bears the kind of what it
+// returns: with the object's own, a client that looks for what the object's PATCH
+// can do may find this one, which passes everything on.
+func (r proxyREST) New() runtime.Object { return r.options() }
 func (proxyREST) Destroy()              {}
 
 // ConnectMethods implements rest.Connecter.
@@ -106,7 +109,7 @@ func checkProxyable(address string) error {
 func podProxy(store *Store, deps Deps) rest.Storage {
 	pods := kubeletProxy{store: store, deps: deps}
 	return proxyREST{
-		object: newObject[corev1.Pod], options: newObject[corev1.PodProxyOptions],
+		options: newObject[corev1.PodProxyOptions],
 		locate: func(ctx context.Context, id string) (*url.URL, *http.Transport, error) {
 			scheme, name, port, err := split("pod", id)
 			if err != nil {
@@ -136,7 +139,7 @@ func podProxy(store *Store, deps Deps) rest.Storage {
 // serviceSubresources are services/proxy, which goes to a ready endpoint.
 func serviceSubresources(store *Store, deps Deps) map[string]rest.Storage {
 	return map[string]rest.Storage{"proxy": proxyREST{
-		object: newObject[corev1.Service], options: newObject[corev1.ServiceProxyOptions],
+		options: newObject[corev1.ServiceProxyOptions],
 		locate: func(ctx context.Context, id string) (*url.URL, *http.Transport, error) {
 			scheme, name, port, err := split("service", id)
 			if err != nil {
@@ -203,7 +206,7 @@ func readyEndpoint(ctx context.Context, deps Deps, svc *corev1.Service, port, id
 func nodeSubresources(_ *Store, deps Deps) map[string]rest.Storage {
 	kubelets := kubeletProxy{deps: deps}
 	return map[string]rest.Storage{"proxy": proxyREST{
-		object: newObject[corev1.Node], options: newObject[corev1.NodeProxyOptions],
+		options: newObject[corev1.NodeProxyOptions],
 		locate: func(ctx context.Context, id string) (*url.URL, *http.Transport, error) {
 			scheme, name, port, err := split("node", id)
 			if err != nil {

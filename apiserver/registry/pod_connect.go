@@ -197,6 +197,7 @@ type execREST struct{ kubeletProxy }
 
 var _ rest.Connecter = execREST{}
 
+func (execREST) New() runtime.Object      { return &corev1.PodExecOptions{} }
 func (execREST) ConnectMethods() []string { return upgradeMethods() }
 func (execREST) NewConnectOptions() (runtime.Object, bool, string) {
 	return &corev1.PodExecOptions{}, false, ""
@@ -217,6 +218,7 @@ type attachREST struct{ kubeletProxy }
 
 var _ rest.Connecter = attachREST{}
 
+func (attachREST) New() runtime.Object      { return &corev1.PodAttachOptions{} }
 func (attachREST) ConnectMethods() []string { return upgradeMethods() }
 func (attachREST) NewConnectOptions() (runtime.Object, bool, string) {
 	return &corev1.PodAttachOptions{}, false, ""
@@ -236,6 +238,7 @@ type portForwardREST struct{ kubeletProxy }
 
 var _ rest.Connecter = portForwardREST{}
 
+func (portForwardREST) New() runtime.Object      { return &corev1.PodPortForwardOptions{} }
 func (portForwardREST) ConnectMethods() []string { return upgradeMethods() }
 func (portForwardREST) NewConnectOptions() (runtime.Object, bool, string) {
 	return &corev1.PodPortForwardOptions{}, false, ""
