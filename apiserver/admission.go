@@ -14,15 +14,18 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
 
+	"github.com/kplab/kplab/apiserver/rbac"
 	"github.com/kplab/kplab/apiserver/registry"
 )
 
 // newAdmission returns what is asked about every write before it is stored, in
 // this order.
-func newAdmission(lookup func(string) *registry.Store, denyExternalIPs bool) admission.Interface {
+func newAdmission(a *auth, denyExternalIPs bool) admission.Interface {
 	plugins := []admission.Interface{
-		namespaceLifecycle{lookup},
-		podAdmission{lookup},
+		namespaceLifecycle{a.lookup},
+		podAdmission{a.lookup},
+		certificateAdmission{a.authorizer},
+		rbac.NewEscalation(a.authorizer),
 	}
 	if denyExternalIPs {
 		plugins = append(plugins, denyServiceExternalIPs{})

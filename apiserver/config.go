@@ -15,15 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/version"
-	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
-	"k8s.io/apiserver/pkg/authentication/group"
-	"k8s.io/apiserver/pkg/authentication/request/anonymous"
-	"k8s.io/apiserver/pkg/authentication/request/bearertoken"
-	authunion "k8s.io/apiserver/pkg/authentication/request/union"
-	"k8s.io/apiserver/pkg/authentication/request/x509"
-	tokenunion "k8s.io/apiserver/pkg/authentication/token/union"
-	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
@@ -31,8 +23,6 @@ import (
 	"k8s.io/apiserver/pkg/server/filters"
 	"k8s.io/apiserver/pkg/util/compatibility"
 	basecompatibility "k8s.io/component-base/compatibility"
-
-	"github.com/kplab/kplab/apiserver/registry"
 )
 
 // KubernetesVersion is the version of the API that this server speaks: the one
@@ -84,7 +74,7 @@ func addUnversioned(scheme *runtime.Scheme) {
 		&metav1.Status{}, &metav1.APIVersions{}, &metav1.APIGroupList{}, &metav1.APIGroup{}, &metav1.APIResourceList{})
 }
 
-func (s *Server) genericConfig(scheme *runtime.Scheme, codecs serializer.CodecFactory, getter generic.RESTOptionsGetter, signer *tokens, lookup func(string) *registry.Store) (*genericapiserver.Config, error) {
+func (s *Server) genericConfig(scheme *runtime.Scheme, codecs serializer.CodecFactory, getter generic.RESTOptionsGetter, auth *auth) (*genericapiserver.Config, error) {
 	c := genericapiserver.NewConfig(codecs)
 	c.EffectiveVersion = s.version()
 	c.RESTOptionsGetter = getter
@@ -93,23 +83,19 @@ func (s *Server) genericConfig(scheme *runtime.Scheme, codecs serializer.CodecFa
 	if err != nil {
 		return nil, fmt.Errorf("load the serving certificate: %w", err)
 	}
-	clientCA, err := dynamiccertificates.NewStaticCAContent("client-ca", s.pki.clients.pem)
-	if err != nil {
-		return nil, fmt.Errorf("load the client authority: %w", err)
-	}
 	c.SecureServing = &genericapiserver.SecureServingInfo{
 		Listener:                     s.listener,
 		Cert:                         serving,
-		ClientCA:                     clientCA,
+		ClientCA:                     auth.clientCA,
 		HTTP2MaxStreamsPerConnection: maxStreams,
 	}
 	c.ExternalAddress = s.listener.Addr().String()
 	c.LoopbackClientConfig = s.ClientConfig("system:apiserver", "system:masters")
 
-	c.Authentication.Authenticator = authenticatorFor(clientCA, s.local, signer)
+	c.Authentication.Authenticator = auth.authenticator
 	c.Authentication.APIAudiences = authenticator.Audiences{issuer}
-	c.Authorization.Authorizer = authorizerfactory.NewAlwaysAllowAuthorizer()
-	c.AdmissionControl = newAdmission(lookup, s.cfg.DenyServiceExternalIPs)
+	c.Authorization.Authorizer = auth.authorizer
+	c.AdmissionControl = newAdmission(auth, s.cfg.DenyServiceExternalIPs)
 
 	c.OpenAPIV3Config = openAPIConfig(scheme)
 	// Served by install, which builds it at the first request.
@@ -145,20 +131,6 @@ func (s *stopSignal) endLongRunning(next http.Handler, c *genericapiserver.Confi
 		defer context.AfterFunc(s.ctx, cancel)()
 		next.ServeHTTP(w, r.WithContext(ctx))
 	})
-}
-
-// authenticatorFor tries the client certificate, then the bearer token, and
-// lets nobody but the four paths that say how the server is do without.
-func authenticatorFor(clientCA dynamiccertificates.CAContentProvider, local *localTokens, signer *tokens) authenticator.Request {
-	known := group.NewAuthenticatedGroupAdder(authunion.New(
-		x509.NewDynamic(clientCA.VerifyOptions, x509.CommonNameUserConversion),
-		bearertoken.New(tokenunion.New(local, signer)),
-	))
-	var open []apiserver.AnonymousAuthCondition
-	for _, path := range []string{"/healthz", "/livez", "/readyz", "/version"} {
-		open = append(open, apiserver.AnonymousAuthCondition{Path: path})
-	}
-	return authunion.NewFailOnError(known, anonymous.NewAuthenticator(open))
 }
 
 // version is what /version tells.

@@ -15,9 +15,9 @@
 // A request is authenticated by a client certificate (common name is the user,
 // organisations are the groups), by a service account token, or by a token
 // that ClientConfig made for a component in this process. Without one of them
-// only /healthz, /livez, /readyz and /version answer. Every authenticated user
-// may do everything: there is no RBAC yet, which differs from upstream's
-// default, and impersonation therefore works for everybody too.
+// only /healthz, /livez, /readyz and /version answer. What a user may do is said
+// by the Roles, ClusterRoles and bindings that are stored (package rbac); members
+// of system:masters may do everything. Upstream's policy is there from the start.
 //
 // # Start-up
 //

@@ -205,6 +205,21 @@ func (p *pki) issueClient(user string, groups []string) (keyPair, error) {
 	})
 }
 
+// signClient makes the certificate that a client asked for with a request of its
+// own key. It implements registry.CertificateSigner.
+func (p *pki) signClient(csr *x509.CertificateRequest, life time.Duration) ([]byte, error) {
+	template := &x509.Certificate{
+		Subject:     csr.Subject,
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	der, err := signKey(template, life, csr.PublicKey, p.clients.cert, p.clients.key)
+	if err != nil {
+		return nil, fmt.Errorf("make a certificate for %s: %w", csr.Subject.CommonName, err)
+	}
+	return encodeCertificate(der), nil
+}
+
 func (p *pki) issue(by authority, template *x509.Certificate) (keyPair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -217,15 +232,24 @@ func (p *pki) issue(by authority, template *x509.Certificate) (keyPair, error) {
 	return pair, nil
 }
 
-func sign(template *x509.Certificate, life time.Duration, key *ecdsa.PrivateKey, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) (keyPair, error) {
+// signKey makes a certificate for a public key.
+func signKey(template *x509.Certificate, life time.Duration, key any, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) ([]byte, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
-		return keyPair{}, err
+		return nil, err
 	}
 	now := time.Now()
 	template.SerialNumber = serial
 	template.NotBefore, template.NotAfter = now.Add(-backdate), now.Add(life)
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, parentKey)
+	return x509.CreateCertificate(rand.Reader, template, parent, key, parentKey)
+}
+
+func encodeCertificate(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+func sign(template *x509.Certificate, life time.Duration, key *ecdsa.PrivateKey, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) (keyPair, error) {
+	der, err := signKey(template, life, &key.PublicKey, parent, parentKey)
 	if err != nil {
 		return keyPair{}, err
 	}
@@ -233,7 +257,7 @@ func sign(template *x509.Certificate, life time.Duration, key *ecdsa.PrivateKey,
 	if err != nil {
 		return keyPair{}, err
 	}
-	return keyPair{cert: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key: keyPEM}, nil
+	return keyPair{cert: encodeCertificate(der), key: keyPEM}, nil
 }
 
 func encodeKey(key *ecdsa.PrivateKey) ([]byte, error) {

@@ -17,6 +17,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	restregistry "k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/rest"
 
 	"github.com/kplab/kplab/apiserver/registry"
@@ -150,16 +151,26 @@ func (s *Server) build() error {
 	if err != nil {
 		return err
 	}
+	clientCA, err := dynamiccertificates.NewStaticCAContent("client-ca", s.pki.clients.pem)
+	if err != nil {
+		return fmt.Errorf("load the client authority: %w", err)
+	}
+	auth := s.newAuth(clientCA, signer)
 	deps := serviceDeps(s.cfg)
 	deps.KubeletDial, deps.KubeletTLS, deps.Tokens = s.cfg.KubeletDial, kubeletTLS, signer
+	deps.Authorizer, deps.Authenticator, deps.Signer = auth.authorizer, auth.authenticator, s.pki.signClient
+	deps.ClusterRoleWritten = auth.clusterRoleWritten
 	storages, lookup, err := registry.Build(s.kinds, scheme, getter, deps)
 	if err != nil {
 		return err
 	}
-	signer.lookup = lookup
+	signer.lookup, auth.lookup = lookup, lookup
 	s.storages = storages
+	if err := s.seed(context.Background(), auth); err != nil {
+		return fmt.Errorf("store what every cluster has: %w", err)
+	}
 	s.listener = newManyListener(s.cfg.Listeners)
-	config, err := s.genericConfig(scheme, codecs, getter, signer, lookup)
+	config, err := s.genericConfig(scheme, codecs, getter, auth)
 	if err != nil {
 		return errors.Join(err, s.listener.Close())
 	}
@@ -192,6 +203,16 @@ func (s *Server) build() error {
 		close(s.ready)
 		return nil
 	})
+}
+
+// seed stores what every cluster has and is missing.
+func (s *Server) seed(ctx context.Context, auth *auth) error {
+	var seeds registry.Seeds
+	err := auth.authorizer.Bootstrap(ctx, &seeds)
+	if s.newestRevision("networking.k8s.io", "servicecidrs") == 0 && s.cfg.ServiceCIDR.IsValid() {
+		seeds.Add(ctx, auth.lookup("servicecidrs"), registry.DefaultServiceCIDR(s.cfg.ServiceCIDR, s.cfg.SecondaryServiceCIDR))
+	}
+	return errors.Join(err, seeds.Wait())
 }
 
 // Run serves until ctx ends, then stops: requests in flight are answered, watches
@@ -285,10 +306,13 @@ func (s *Server) cachesReady() error {
 func (s *Server) NewestRevisions() map[string]uint64 {
 	out := make(map[string]uint64, len(s.kinds))
 	for _, k := range s.kinds {
-		gr := schema.GroupResource{Group: k.GroupVersion.Group, Resource: k.Resource}
-		out[k.Resource] = s.db.NewestRevision(storagePrefix(gr) + "/")
+		out[k.Resource] = s.newestRevision(k.GroupVersion.Group, k.Resource)
 	}
 	return out
+}
+
+func (s *Server) newestRevision(group, resource string) uint64 {
+	return s.db.NewestRevision(storagePrefix(schema.GroupResource{Group: group, Resource: resource}) + "/")
 }
 
 // Revision is the newest revision of the whole store.

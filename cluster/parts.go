@@ -176,7 +176,7 @@ func (l *Lab) writeKubeconfig() error {
 // startControllers makes every controller. They run once the informers do, in
 // awaitReady: a handler that registers late would miss the first list.
 func (l *Lab) startControllers(context.Context) (string, error) {
-	cfg := l.ClientConfig("system:kube-controller-manager", "system:masters")
+	cfg := l.ClientConfig("system:kube-controller-manager")
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return "", err
@@ -245,7 +245,7 @@ func (l *Lab) startNodes(context.Context) (string, error) {
 
 func (l *Lab) nodeConfig(n NodeConfig) (node.Config, error) {
 	user := "system:node:" + n.Name
-	as := l.ClientConfig(user, "system:nodes", "system:masters")
+	as := l.ClientConfig(user, "system:nodes")
 	client, err := kubernetes.NewForConfig(as)
 	if err != nil {
 		return node.Config{}, err

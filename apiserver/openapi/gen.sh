@@ -18,6 +18,7 @@ go run "k8s.io/kube-openapi/cmd/openapi-gen@$version" \
 	k8s.io/api/admissionregistration/v1 \
 	k8s.io/api/apps/v1 \
 	k8s.io/api/authentication/v1 \
+	k8s.io/api/authorization/v1 \
 	k8s.io/api/autoscaling/v1 \
 	k8s.io/api/autoscaling/v2 \
 	k8s.io/api/batch/v1 \

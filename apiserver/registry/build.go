@@ -32,6 +32,10 @@ func Build(kinds []Kind, scheme *runtime.Scheme, getter generic.RESTOptionsGette
 	deps.Lookup = func(resource string) *Store { return stores[resource] }
 	out := Storages{}
 	for _, k := range kinds {
+		if k.Virtual != nil {
+			out.add(k.GroupVersion, map[string]rest.Storage{k.Resource: k.Virtual(deps)})
+			continue
+		}
 		store, err := newStore(k, scheme, getter, deps)
 		if err != nil {
 			return nil, nil, fmt.Errorf("build the store of %s: %w", k.Resource, err)

@@ -138,8 +138,8 @@ func stampConditions(c, old *certificatesv1.CertificateSigningRequest) {
 	}
 }
 
-// parseCSR reads the PKCS#10 request in an object and checks its signature.
-func parseCSR(data []byte) (*x509.CertificateRequest, error) {
+// ParseCSR reads the PKCS#10 request in an object and checks its signature.
+func ParseCSR(data []byte) (*x509.CertificateRequest, error) {
 	block, _ := pem.Decode(data)
 	if block == nil || block.Type != "CERTIFICATE REQUEST" {
 		return nil, errors.New("PEM block type must be CERTIFICATE REQUEST")
@@ -167,7 +167,7 @@ func keyUsages() []certificatesv1.KeyUsage {
 func validateCSR(c *certificatesv1.CertificateSigningRequest) field.ErrorList {
 	spec := field.NewPath("spec")
 	var errs field.ErrorList
-	if _, err := parseCSR(c.Spec.Request); err != nil {
+	if _, err := ParseCSR(c.Spec.Request); err != nil {
 		errs = append(errs, field.Invalid(spec.Child("request"), c.Spec.Request, err.Error()))
 	}
 	usages := spec.Child("usages")

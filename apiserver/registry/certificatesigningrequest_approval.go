@@ -48,7 +48,7 @@ func (s approvalStrategy) issue(c *certificatesv1.CertificateSigningRequest) {
 			Type: certificatesv1.CertificateFailed, Status: corev1.ConditionTrue, Reason: reason, Message: err.Error(),
 		})
 	}
-	csr, err := parseCSR(c.Spec.Request)
+	csr, err := ParseCSR(c.Spec.Request)
 	if err == nil {
 		err = clientUsages(c.Spec.Usages)
 	}

@@ -3,7 +3,11 @@
 package registry
 
 import (
+	"context"
+
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -16,6 +20,19 @@ func clusterRoleKind() Kind {
 		Validate: validates(validateClusterRole),
 		Columns:  roleColumns(),
 		Row:      row(func(r *rbacv1.ClusterRole) []any { return roleRow(&r.ObjectMeta) }),
+		Hooks: func(deps Deps) Hooks {
+			if deps.ClusterRoleWritten == nil {
+				return Hooks{}
+			}
+			// The hooks have no context; what they start must not end with the
+			// client's patience anyway.
+			written := func() { deps.ClusterRoleWritten(context.Background()) }
+			return Hooks{
+				AfterCreate: func(runtime.Object, *metav1.CreateOptions) { written() },
+				AfterUpdate: func(runtime.Object, *metav1.UpdateOptions) { written() },
+				AfterDelete: func(runtime.Object, *metav1.DeleteOptions) { written() },
+			}
+		},
 	}
 }
 

@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/registry/generic/registry"
 	"k8s.io/apiserver/pkg/registry/rest"
 )
@@ -131,6 +133,11 @@ type Kind struct {
 	// conversion from a query string to an options type.
 	AddToScheme func(scheme *runtime.Scheme) error
 
+	// Virtual, when not nil, is the storage of a kind that is not stored: a
+	// question that is answered, or a view of other kinds. Of the rest only the
+	// names, the types, Default and the field labels count then.
+	Virtual func(deps Deps) rest.Storage
+
 	// Views are further API versions over the same storage.
 	Views []View
 }
@@ -195,6 +202,16 @@ type Deps struct {
 	KubeletTLS *tls.Config
 	// Tokens signs service account tokens.
 	Tokens TokenIssuer
+	// Authorizer decides who may do what, and tells what somebody may do.
+	Authorizer interface {
+		authorizer.Authorizer
+		authorizer.RuleResolver
+	}
+	// Authenticator tells who sends a request.
+	Authenticator authenticator.Request
+	// ClusterRoleWritten runs after each write of a ClusterRole, before the
+	// answer; nil does nothing.
+	ClusterRoleWritten func(ctx context.Context)
 	// Signer signs approved requests for client certificates; nil leaves them
 	// without one.
 	Signer CertificateSigner

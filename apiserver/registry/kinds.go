@@ -37,6 +37,7 @@ func Kinds() []Kind {
 		ingressClassKind(),
 		networkPolicyKind(),
 		serviceCIDRKind(),
+		ipAddressKind(),
 		roleKind(),
 		clusterRoleKind(),
 		roleBindingKind(),
@@ -52,5 +53,11 @@ func Kinds() []Kind {
 		validatingAdmissionPolicyKind(),
 		validatingAdmissionPolicyBindingKind(),
 		certificateSigningRequestKind(),
+		subjectAccessReviewKind(),
+		localSubjectAccessReviewKind(),
+		selfSubjectAccessReviewKind(),
+		selfSubjectRulesReviewKind(),
+		selfSubjectReviewKind(),
+		tokenReviewKind(),
 	}
 }

@@ -29,8 +29,12 @@ func NewScheme(kinds []Kind) (*runtime.Scheme, error) {
 		s.AddKnownTypes(schema.GroupVersion{Group: group, Version: runtime.APIVersionInternal}, objs...)
 	}
 	for _, k := range kinds {
-		register(k.GroupVersion, k.New(), k.NewList())
-		internal(k.GroupVersion.Group, k.New(), k.NewList())
+		types := []runtime.Object{k.New()}
+		if k.NewList != nil {
+			types = append(types, k.NewList())
+		}
+		register(k.GroupVersion, types...)
+		internal(k.GroupVersion.Group, types...)
 		for gv, objs := range k.SubresourceTypes {
 			register(gv, objs...)
 			internal(gv.Group, objs...)

@@ -38,6 +38,25 @@ func serviceCIDRKind() Kind {
 	}
 }
 
+// DefaultServiceCIDR is the object for the ranges that a lab was made with.
+// Those that are not valid are left out.
+func DefaultServiceCIDR(ranges ...netip.Prefix) *networkingv1.ServiceCIDR {
+	var cidrs []string
+	for _, r := range ranges {
+		if r.IsValid() {
+			cidrs = append(cidrs, r.Masked().String())
+		}
+	}
+	return &networkingv1.ServiceCIDR{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes", Generation: 1},
+		Spec:       networkingv1.ServiceCIDRSpec{CIDRs: cidrs},
+		Status: networkingv1.ServiceCIDRStatus{Conditions: []metav1.Condition{{
+			Type: networkingv1.ServiceCIDRConditionReady, Status: metav1.ConditionTrue,
+			LastTransitionTime: metav1.Now(), Message: "Kubernetes Service CIDR is ready",
+		}}},
+	}
+}
+
 func validateCIDRs(cidrs []string, path *field.Path) field.ErrorList {
 	if len(cidrs) == 0 {
 		return field.ErrorList{field.Required(path, "at least one CIDR required")}
