@@ -190,6 +190,18 @@ func TestContentTables(t *testing.T) {
 			t.Errorf("%v", field(m, "metadata"))
 		}
 	})
+	t.Run("Q09", func(t *testing.T) {
+		m := w.get("/api/v1/events", "Accept", tableType).want(t, 200).object(t)
+		var shown []string
+		for i := range field(m, "columnDefinitions").([]any) {
+			if c := field(m, "columnDefinitions", i); text(c, "priority") == "0" {
+				shown = append(shown, text(c, "name"))
+			}
+		}
+		if got := strings.Join(shown, ", "); got != "Last Seen, Type, Reason, Object, Message" {
+			t.Error(got)
+		}
+	})
 	t.Run("kind without a printer", func(t *testing.T) {
 		m := w.get("/api/v1/namespaces/default/limitranges", "Accept", tableType)
 		if m.code == 404 {

@@ -121,9 +121,11 @@ func TestTruncatePrefersReady(t *testing.T) {
 	}
 	svc := service(named("", "80"))
 	out := build(svc, pods, nil, time.Time{})
-	if ready, notReady := count(out); ready != 900 || notReady != 100 || out.Annotations[corev1.EndpointsOverCapacity] != "truncated" {
-		t.Fatalf("%d ready, %d not, %v", ready, notReady, out.Annotations)
-	}
+	t.Run("I11", func(t *testing.T) {
+		if ready, notReady := count(out); ready != 900 || notReady != 100 || out.Annotations[corev1.EndpointsOverCapacity] != "truncated" {
+			t.Errorf("%d ready, %d not, %v", ready, notReady, out.Annotations)
+		}
+	})
 	for _, p := range pods {
 		p.Status.Conditions[0].Status = corev1.ConditionTrue
 	}
@@ -135,9 +137,11 @@ func TestTruncatePrefersReady(t *testing.T) {
 		}
 	}
 	out = build(svc, pods, out, time.Time{})
-	if ready, notReady := count(out); ready != 1000 || notReady != 0 || len(out.Subsets) != 2 {
-		t.Fatalf("%d ready, %d not, %d subsets", ready, notReady, len(out.Subsets))
-	}
+	t.Run("I10", func(t *testing.T) {
+		if ready, notReady := count(out); ready != 1000 || notReady != 0 || len(out.Subsets) != 2 || out.Annotations[corev1.EndpointsOverCapacity] != "truncated" {
+			t.Errorf("%d ready, %d not, %d subsets, %v", ready, notReady, len(out.Subsets), out.Annotations)
+		}
+	})
 	out = build(svc, pods[:10], out, time.Time{})
 	if _, still := out.Annotations[corev1.EndpointsOverCapacity]; still {
 		t.Fatal("says truncated still")
