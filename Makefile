@@ -18,7 +18,7 @@ LDFLAGS := -X github.com/kplab/kplab/cluster.version=$(VERSION) -X $(COMPONENT).
 PACKAGES = $(shell $(GO) list ./... | grep -v -e /cmd/ -e /cluster/labtest)
 TEST = $(SUDO) env "PATH=$(dir $(GO)):$$PATH" KPLAB_BIN=$(CURDIR)/bin $(GO) test -count=1
 
-.PHONY: up down build setup test static verify test-unit test-netns test-script test-long bench generate clean
+.PHONY: up down build setup test verify test-unit test-netns test-script test-long bench generate clean
 .DELETE_ON_ERROR:
 
 up: build
@@ -33,12 +33,9 @@ build: setup
 setup:
 	internal/tools/setup.sh
 
-test: build bin/kubectl-1.32 static
+test: build bin/kubectl-1.32 verify
 	$(TEST) -race -timeout 20m $(PACKAGES)
 	$(TEST) -timeout 20m ./cluster/labtest ./cmd/...
-
-static: setup
-	internal/tools/verify.sh static
 
 verify: setup bin/golangci-lint
 	internal/tools/verify.sh

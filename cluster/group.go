@@ -43,14 +43,18 @@ func (g *group) run(name string, fn func(context.Context) error) {
 func (g *group) await(ctx context.Context, ready func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- ready(ctx) }()
+	var answer error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		answer = ready(ctx)
+	}()
 	select {
-	case err := <-done:
-		return err
+	case <-done:
+		return answer
 	case err := <-g.failed:
 		cancel()
-		_ = <-done // it was told to end; the failure is why
+		<-done // what it says of being told to end is not why
 		return err
 	}
 }

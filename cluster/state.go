@@ -59,12 +59,12 @@ type Compaction struct {
 // CompactState makes the file of a stopped lab as small as what is in it. Nothing
 // that can be seen through the API changes: not the objects, not their
 // resource versions, not how far back a watch can go.
-func CompactState(ctx context.Context, name string) (Compaction, error) {
+func CompactState(ctx context.Context, name string) (_ Compaction, err error) {
 	paths, held, err := holdState(ctx, name)
 	if err != nil {
 		return Compaction{}, err
 	}
-	defer held.release()
+	defer func() { err = errors.Join(err, held.release()) }()
 	c := Compaction{File: paths.Database()}
 	before, after, err := store.Rewrite(c.File)
 	if err != nil {

@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -45,12 +46,12 @@ type StateReport struct {
 // with each other, that no address or port is given out twice, and that no
 // revision is from the future. A lab that runs is refused: its file changes
 // while one reads, and its daemon holds the lock.
-func CheckState(ctx context.Context, name string) (*StateReport, error) {
+func CheckState(ctx context.Context, name string) (_ *StateReport, err error) {
 	paths, held, err := holdState(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	defer held.release()
+	defer func() { err = errors.Join(err, held.release()) }()
 	decoder, err := newStateDecoder()
 	if err != nil {
 		return nil, err

@@ -51,7 +51,7 @@ func (e *Export) notice(format string, args ...any) {
 
 // ExportState reads the objects of a lab: through its API when it runs, from its
 // file when it does not.
-func ExportState(ctx context.Context, name string, opts ExportOptions) (*Export, error) {
+func ExportState(ctx context.Context, name string, opts ExportOptions) (_ *Export, err error) {
 	var e *Export
 	paths, held, err := holdState(ctx, name)
 	switch {
@@ -66,7 +66,7 @@ func ExportState(ctx context.Context, name string, opts ExportOptions) (*Export,
 	case err != nil:
 		return nil, err
 	default:
-		defer held.release()
+		defer func() { err = errors.Join(err, held.release()) }()
 		if e, err = exportFile(paths.Database()); err != nil {
 			return nil, noState(name, paths, err)
 		}

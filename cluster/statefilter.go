@@ -3,7 +3,6 @@
 package cluster
 
 import (
-	"bytes"
 	"cmp"
 	"slices"
 	"strings"
@@ -105,7 +104,7 @@ func dropLabFields(u *unstructured.Unstructured) *fieldpath.Set {
 	for _, e := range u.GetManagedFields() {
 		var set fieldpath.Set
 		// An entry that cannot be read says nothing about who wrote what.
-		if e.Subresource == "status" || e.FieldsV1 == nil || set.FromJSON(bytes.NewReader(e.FieldsV1.Raw)) != nil {
+		if e.Subresource == "status" || e.FieldsV1 == nil || set.FromJSON(e.FieldsV1.GetRawReader()) != nil {
 			continue
 		}
 		if labManager(e.Manager) {

@@ -19,7 +19,7 @@ func owner(name string) Owner { return Owner{UID: name, Namespace: "default", Na
 // TestDynamicPicks takes a whole range: the upper band first, in no order, then
 // the lower one, then nothing (A02, A04, A10, E01, E08).
 func TestDynamicPicks(t *testing.T) {
-	b := newBook(t, "10.96.0.0/24", 30000, 30063)
+	b := newBook(t, "10.96.0.0/24", 30063)
 	txn := b.Begin(owner("all"))
 	defer txn.End()
 
@@ -74,7 +74,7 @@ func TestDynamicPicks(t *testing.T) {
 }
 
 func TestOwnership(t *testing.T) {
-	b := newBook(t, "10.96.0.0/24", 30000, 32767)
+	b := newBook(t, "10.96.0.0/24", 32767)
 	b.Load([]Record{{Owner: owner("dns"), Revision: 5, Values: Values{IPs: []netip.Addr{addr("10.96.0.10")}, Ports: []int32{32223}}}})
 
 	other := b.Begin(owner("other"))
@@ -127,7 +127,7 @@ func TestOwnership(t *testing.T) {
 // TestLateReports brings the answers of writes in an order that the store did not
 // have.
 func TestLateReports(t *testing.T) {
-	b := newBook(t, "10.96.0.0/24", 30000, 32767)
+	b := newBook(t, "10.96.0.0/24", 32767)
 	first, second := b.Begin(owner("a")), b.Begin(owner("a"))
 	if err := errors.Join(first.Port(30001), second.Port(30002)); err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func TestLateReports(t *testing.T) {
 }
 
 func TestDryRun(t *testing.T) {
-	b := newBook(t, "10.96.0.0/12", 30000, 32767)
+	b := newBook(t, "10.96.0.0/12", 32767)
 	b.Load([]Record{{Owner: owner("dns"), Values: Values{IPs: []netip.Addr{addr("10.96.0.10")}}}})
 	txn := b.BeginDryRun(owner("x"))
 	if ip, err := txn.NextIP(true); err != nil || ip != addr("10.96.0.0") {
@@ -179,7 +179,7 @@ func TestDryRun(t *testing.T) {
 }
 
 func TestKeepNeverFails(t *testing.T) {
-	b := newBook(t, "10.96.0.0/24", 30000, 32767)
+	b := newBook(t, "10.96.0.0/24", 32767)
 	b.Load([]Record{{Owner: owner("a"), Values: Values{Ports: []int32{30001}}}})
 	txn := b.Begin(owner("b"))
 	txn.Keep(Values{IPs: []netip.Addr{addr("172.30.0.1")}, Ports: []int32{80, 30001}})
@@ -209,7 +209,7 @@ func TestTwoFamilies(t *testing.T) {
 // TestLoadProblems starts on a file in which two objects have the same values,
 // and in which values lie outside of the ranges.
 func TestLoadProblems(t *testing.T) {
-	b := newBook(t, "10.96.0.0/24", 30000, 32767)
+	b := newBook(t, "10.96.0.0/24", 32767)
 	both := Values{IPs: []netip.Addr{addr("10.96.0.50")}, Ports: []int32{30050}}
 	got := b.Load([]Record{
 		{Owner: owner("old"), Values: both},
@@ -269,7 +269,7 @@ func TestSetRanges(t *testing.T) {
 	if err := errors.Join(errS, errM); err != nil {
 		t.Fatal(err)
 	}
-	b := newBook(t, "10.96.0.0/30", 30000, 32767)
+	b := newBook(t, "10.96.0.0/30", 32767)
 	txn := b.Begin(owner("a"))
 	defer txn.End()
 	next := func() (netip.Addr, error) { return txn.NextIP(true) }
@@ -309,7 +309,7 @@ func TestSetRanges(t *testing.T) {
 // TestParallelCreates lets 64 writers take and give back at the same time. No
 // value may have two owners, and in the end what is taken is what is stored.
 func TestParallelCreates(t *testing.T) {
-	b := newBook(t, "10.96.0.0/22", 30000, 31023)
+	b := newBook(t, "10.96.0.0/22", 31023)
 	var (
 		mu     sync.Mutex
 		byIP   = map[netip.Addr]string{}
@@ -366,7 +366,7 @@ func TestParallelCreates(t *testing.T) {
 	}
 	wg.Wait()
 
-	restarted := newBook(t, "10.96.0.0/22", 30000, 31023)
+	restarted := newBook(t, "10.96.0.0/22", 31023)
 	restarted.Load(stored)
 	if !slices.Equal(b.Taken(), restarted.Taken()) {
 		t.Errorf("after a restart %d values are taken, before %d", len(restarted.Taken()), len(b.Taken()))
@@ -381,7 +381,7 @@ func FuzzBook(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, seed uint64, steps uint16) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
-		b := newBook(t, "10.96.0.0/26", 30000, 30030)
+		b := newBook(t, "10.96.0.0/26", 30030)
 		type live struct {
 			txn  *Txn
 			name string
@@ -460,7 +460,7 @@ func FuzzBook(f *testing.F) {
 		for name, port := range stored {
 			records = append(records, Record{Owner: owner(name), Values: Values{Ports: []int32{port}}})
 		}
-		restarted := newBook(t, "10.96.0.0/26", 30000, 30030)
+		restarted := newBook(t, "10.96.0.0/26", 30030)
 		restarted.Load(records)
 		if !slices.Equal(b.Taken(), restarted.Taken()) {
 			t.Fatalf("after a restart: %v, before: %v", restarted.Taken(), b.Taken())
@@ -469,7 +469,7 @@ func FuzzBook(f *testing.F) {
 }
 
 func BenchmarkNextIP(b *testing.B) {
-	book := newBook(b, "10.96.0.0/12", 30000, 32767)
+	book := newBook(b, "10.96.0.0/12", 32767)
 	records := make([]Record, 0, 10000)
 	for i := range 10000 {
 		ip := book.ranges[0].at(uint64(300 + i))

@@ -213,8 +213,8 @@ func (b *bench) table(resource string, obj runtime.Object) map[string]any {
 }
 
 // serviceDeps are ranges like a lab's.
-func serviceDeps(cidr string, first, size int) Deps {
-	return Deps{ServiceCIDR: netip.MustParsePrefix(cidr), NodePortRange: utilnet.PortRange{Base: first, Size: size}}
+func serviceDeps(cidr string, size int) Deps {
+	return Deps{ServiceCIDR: netip.MustParsePrefix(cidr), NodePortRange: utilnet.PortRange{Base: 30000, Size: size}}
 }
 
 // wantError checks that err's text contains all of want.

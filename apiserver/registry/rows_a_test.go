@@ -43,19 +43,19 @@ func TestRowsA(t *testing.T) {
 				t.Errorf("lowest %s, all %v", low, ips)
 			}
 		}},
-		{row: "A03 /24", deps: serviceDeps("10.96.0.0/24", 30000, 2768), do: func(t *testing.T, b serviceBench) {
+		{row: "A03 /24", deps: serviceDeps("10.96.0.0/24", 2768), do: func(t *testing.T, b serviceBench) {
 			for i := range 100 {
 				if ip := b.mustCreate(fmt.Sprint("s", i), web).Spec.ClusterIP; netip.MustParseAddr(ip).Less(netip.MustParseAddr("10.96.0.17")) {
 					t.Errorf("%s is one of the first 16", ip)
 				}
 			}
 		}},
-		{row: "A03 /28", deps: serviceDeps("10.96.0.0/28", 30000, 2768), do: func(t *testing.T, b serviceBench) {
+		{row: "A03 /28", deps: serviceDeps("10.96.0.0/28", 2768), do: func(t *testing.T, b serviceBench) {
 			for i := range 14 {
 				b.mustCreate(fmt.Sprint("s", i), web)
 			}
 		}},
-		{row: "A04", deps: serviceDeps("10.96.0.0/27", 30000, 2768), do: func(t *testing.T, b serviceBench) {
+		{row: "A04", deps: serviceDeps("10.96.0.0/27", 2768), do: func(t *testing.T, b serviceBench) {
 			for i := range 14 {
 				if ip := b.mustCreate(fmt.Sprint("s", i), web).Spec.ClusterIP; netip.MustParseAddr(ip).Less(netip.MustParseAddr("10.96.0.17")) {
 					t.Errorf("%s is in the lower band, the upper one has room", ip)
@@ -78,7 +78,7 @@ func TestRowsA(t *testing.T) {
 			refused: `spec.clusterIPs[0]: Invalid value: "010.96.0.1": must not have leading 0s`},
 		{row: "A09 network", spec: web + "\nclusterIP: 10.96.0.0", refused: `failed to allocate IP 10.96.0.0: the provided network does not match the current range`},
 		{row: "A09 broadcast", spec: web + "\nclusterIP: 10.111.255.255", refused: `failed to allocate IP 10.111.255.255: the provided network does not match the current range`},
-		{row: "A10", deps: serviceDeps("10.96.0.0/30", 30000, 2768), do: func(t *testing.T, b serviceBench) {
+		{row: "A10", deps: serviceDeps("10.96.0.0/30", 2768), do: func(t *testing.T, b serviceBench) {
 			b.mustCreate("a", web)
 			b.mustCreate("b", web)
 			_, err := b.tryCreate("x", web)

@@ -174,7 +174,7 @@ func TestRowsE(t *testing.T) {
 			refused: `Service "x" is invalid: spec.ports[1].nodePort: Duplicate value: 30053`},
 		{row: "E07", spec: "type: NodePort\nports: [{port: 80, protocol: UDP, nodePort: 30011}]",
 			refused: "spec.ports[0].nodePort: Invalid value: 30011: provided port is already allocated"},
-		{row: "E08", deps: serviceDeps("10.96.0.0/12", 30000, 2), do: func(t *testing.T, b serviceBench) {
+		{row: "E08", deps: serviceDeps("10.96.0.0/12", 2), do: func(t *testing.T, b serviceBench) {
 			b.mustCreate("a", "type: NodePort\n"+web)
 			b.mustCreate("b", "type: NodePort\n"+web)
 			s := b.service("x", "type: NodePort\n"+web)

@@ -115,9 +115,9 @@ func rowOf(spec, want string, ingress ...corev1.LoadBalancerIngress) func(*testi
 // TestRowsP is about the fields of dual-stack Services, on clusters with one
 // family and with two.
 func TestRowsP(t *testing.T) {
-	dual := serviceDeps("10.96.0.0/16", 30000, 2768)
+	dual := serviceDeps("10.96.0.0/16", 2768)
 	dual.SecondaryServiceCIDR = netip.MustParsePrefix("fd00:96::/112")
-	six := serviceDeps("fd00:96::/112", 30000, 2768)
+	six := serviceDeps("fd00:96::/112", 2768)
 	six.SecondaryServiceCIDR = netip.MustParsePrefix("10.96.0.0/16")
 	const requireDual = web + "\nipFamilyPolicy: RequireDualStack"
 	families := func(want ...corev1.IPFamily) func(s, old *corev1.Service) error {

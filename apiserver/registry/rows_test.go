@@ -159,7 +159,7 @@ func runServiceCases(t *testing.T, cases []serviceCase) {
 	for _, tc := range cases {
 		t.Run(tc.row, func(t *testing.T) {
 			if !tc.deps.ServiceCIDR.IsValid() {
-				tc.deps = serviceDeps("10.96.0.0/12", 30000, 2768)
+				tc.deps = serviceDeps("10.96.0.0/12", 2768)
 			}
 			b := serviceBench{newBench(t, tc.deps, serviceKind())}
 			if tc.do != nil {

@@ -59,8 +59,8 @@ func TestServiceDiskFull(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newServiceBench(t)
 			b.mustCreate("a", web)
-			disk := &badDisk{Interface: b.storages["services"].(*serviceREST).Store.Storage.Storage, written: written}
-			b.storages["services"].(*serviceREST).Store.Storage.Storage = disk
+			disk := &badDisk{Interface: b.storages["services"].(*serviceREST).Storage.Storage, written: written}
+			b.storages["services"].(*serviceREST).Storage.Storage = disk
 			before := b.taken()
 
 			disk.broken = true

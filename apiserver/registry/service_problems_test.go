@@ -35,7 +35,7 @@ func (b serviceBench) forge(s *corev1.Service, created time.Time) {
 // TestServiceProblems starts on a database in which two Services have the same
 // values, and others what the ranges do not hold.
 func TestServiceProblems(t *testing.T) {
-	deps := serviceDeps("10.96.0.0/12", 30000, 2768)
+	deps := serviceDeps("10.96.0.0/12", 2768)
 	b := serviceBench{newBench(t, deps, serviceKind(), eventKind())}
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	forge := func(name, spec string, minute int) {

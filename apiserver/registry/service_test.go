@@ -17,7 +17,8 @@ type serviceBench struct{ *bench }
 
 // newServiceBench has kube-dns on 10.96.0.10, as a lab does.
 func newServiceBench(tb testing.TB) serviceBench {
-	b := serviceBench{newBench(tb, serviceDeps("10.96.0.0/12", 30000, 2768), serviceKind())}
+	tb.Helper()
+	b := serviceBench{newBench(tb, serviceDeps("10.96.0.0/12", 2768), serviceKind())}
 	b.mustCreate("kube-dns", "clusterIP: 10.96.0.10\nports: [{name: dns, port: 53, protocol: UDP}]")
 	return b
 }

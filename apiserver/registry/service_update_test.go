@@ -125,7 +125,7 @@ func TestServiceRestart(t *testing.T) {
 }
 
 func TestServiceRangeUnusable(t *testing.T) {
-	deps := serviceDeps("10.96.0.0/32", 30000, 2768)
+	deps := serviceDeps("10.96.0.0/32", 2768)
 	if err := CheckServiceRanges(deps); err == nil {
 		t.Error("a range without an address was accepted")
 	}

@@ -74,6 +74,7 @@ func openAt(tb testing.TB, path string, opts Options) *DB {
 
 // suiteStore is a store of pods as upstream's suite wants it.
 func suiteStore(tb testing.TB, codec runtime.Codec, transformer value.Transformer) *Store {
+	tb.Helper()
 	return storeOf(openDB(tb, Options{NoFsync: true, ProgressInterval: 200 * time.Millisecond}), codec, transformer)
 }
 
@@ -88,6 +89,7 @@ func storeOf(db *DB, codec runtime.Codec, transformer value.Transformer) *Store 
 }
 
 func podStore(tb testing.TB) *Store {
+	tb.Helper()
 	return suiteStore(tb, exampleCodec(), storagetesting.NewPrefixTransformer([]byte(valuePrefix), false))
 }
 

@@ -256,7 +256,7 @@ func (w *watchedWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		return nil, nil, err
 	}
 	// What was read ahead comes first.
-	early, err := buffered.Reader.Peek(buffered.Reader.Buffered())
+	early, err := buffered.Peek(buffered.Reader.Buffered())
 	if err != nil {
 		return nil, nil, errors.Join(err, conn.Close())
 	}
