@@ -88,7 +88,7 @@ func TestServiceAccountTokens(t *testing.T) {
 	s := startServer(t, "")
 	ctx := t.Context()
 	makeNamespace(t, s, "default")
-	bindClusterRole(t, s, "default", "view", rbacv1.Subject{Kind: "ServiceAccount", Name: "default"})
+	bindClusterRole(t, s, "view", rbacv1.Subject{Kind: "ServiceAccount", Name: "default"})
 	accounts := s.client.CoreV1().ServiceAccounts("default")
 	issued, err := accounts.CreateToken(ctx, "default", tokenRequest(600), metav1.CreateOptions{})
 	if err != nil {
@@ -156,7 +156,7 @@ func TestRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bindClusterRole(t, s, "default", "view", rbacv1.Subject{Kind: "ServiceAccount", Name: "default"})
+	bindClusterRole(t, s, "view", rbacv1.Subject{Kind: "ServiceAccount", Name: "default"})
 	issued, err := s.client.CoreV1().ServiceAccounts("default").CreateToken(ctx, "default", tokenRequest(600), metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -25,28 +25,28 @@ const (
 )
 
 // encode is obj as protobuf, as a typed client sends it.
-func encode(t testing.TB, obj runtime.Object) string {
-	t.Helper()
+func encode(tb testing.TB, obj runtime.Object) string {
+	tb.Helper()
 	info, ok := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), protoType)
 	if !ok {
-		t.Fatal("no protobuf")
+		tb.Fatal("no protobuf")
 	}
 	data, err := runtime.Encode(scheme.Codecs.EncoderForVersion(info.Serializer, corev1.SchemeGroupVersion), obj)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return string(data)
 }
 
-func decode[T runtime.Object](t testing.TB, body string) T {
-	t.Helper()
+func decode[T runtime.Object](tb testing.TB, body string) T {
+	tb.Helper()
 	obj, _, err := scheme.Codecs.UniversalDeserializer().Decode([]byte(body), nil, nil)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	out, ok := obj.(T)
 	if !ok {
-		t.Fatalf("got a %T", obj)
+		tb.Fatalf("got a %T", obj)
 	}
 	return out
 }

@@ -24,11 +24,11 @@ func itemNames(m map[string]any) string {
 }
 
 // revisionOf is the resourceVersion of an object or a list.
-func revisionOf(t testing.TB, m map[string]any) uint64 {
-	t.Helper()
+func revisionOf(tb testing.TB, m map[string]any) uint64 {
+	tb.Helper()
 	rev, err := strconv.ParseUint(text(m, "metadata", "resourceVersion"), 10, 64)
 	if err != nil {
-		t.Fatalf("resourceVersion: %v in %v", err, field(m, "metadata"))
+		tb.Fatalf("resourceVersion: %v in %v", err, field(m, "metadata"))
 	}
 	return rev
 }
@@ -59,6 +59,7 @@ func TestListForm(t *testing.T) {
 func TestListPages(t *testing.T) { bothWays(t, listPages) }
 
 func listPages(t *testing.T, s *testServer) {
+	t.Helper()
 	makeNamespace(t, s, "default")
 	w := newWire(t, s)
 	for i := range 5 {
@@ -123,6 +124,7 @@ func listPages(t *testing.T, s *testServer) {
 func TestListRevision(t *testing.T) { bothWays(t, listRevision) }
 
 func listRevision(t *testing.T, s *testServer) {
+	t.Helper()
 	makeNamespace(t, s, "default")
 	w := newWire(t, s)
 	one := revisionOf(t, w.mustPost(mapsPath, mapBody("c1", "1")))

@@ -26,23 +26,23 @@ type wire struct {
 	client *http.Client
 }
 
-func newWire(t testing.TB, s *testServer) wire {
-	t.Helper()
+func newWire(tb testing.TB, s *testServer) wire {
+	tb.Helper()
 	config := s.ClientConfig("tester", "system:masters")
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	t.Cleanup(client.CloseIdleConnections)
-	return wire{t, config.Host, client}
+	tb.Cleanup(client.CloseIdleConnections)
+	return wire{tb, config.Host, client}
 }
 
 // startWire is a server with the namespace default, and a wire to it.
-func startWire(t testing.TB) (*testServer, wire) {
-	t.Helper()
-	s := startServer(t, "")
-	makeNamespace(t, s, "default")
-	return s, newWire(t, s)
+func startWire(tb testing.TB) (*testServer, wire) {
+	tb.Helper()
+	s := startServer(tb, "")
+	makeNamespace(tb, s, "default")
+	return s, newWire(tb, s)
 }
 
 // answer is what the server said.
@@ -110,15 +110,15 @@ func (w wire) mustPost(path, body string) map[string]any {
 }
 
 // want fails the test unless the answer has this code and every part in its body.
-func (a answer) want(t testing.TB, code int, parts ...string) answer {
-	t.Helper()
+func (a answer) want(tb testing.TB, code int, parts ...string) answer {
+	tb.Helper()
 	if a.code != code {
-		t.Errorf("code %d, want %d: %s", a.code, code, a.short())
+		tb.Errorf("code %d, want %d: %s", a.code, code, a.short())
 		return a
 	}
 	for _, p := range parts {
 		if !strings.Contains(a.body, p) {
-			t.Errorf("answer lacks %q: %s", p, a.short())
+			tb.Errorf("answer lacks %q: %s", p, a.short())
 		}
 	}
 	return a
@@ -132,32 +132,32 @@ func (a answer) short() string {
 }
 
 // status decodes a failure. reason is what it must be.
-func (a answer) status(t testing.TB, code int, reason metav1.StatusReason, parts ...string) metav1.Status {
-	t.Helper()
+func (a answer) status(tb testing.TB, code int, reason metav1.StatusReason, parts ...string) metav1.Status {
+	tb.Helper()
 	var s metav1.Status
 	if err := json.Unmarshal([]byte(a.body), &s); err != nil {
-		t.Errorf("code %d, and no Status: %v in %s", a.code, err, a.short())
+		tb.Errorf("code %d, and no Status: %v in %s", a.code, err, a.short())
 		return s
 	}
 	if a.code != code || s.Kind != "Status" || s.APIVersion != "v1" || s.Status != metav1.StatusFailure || int(s.Code) != code || s.Reason != reason {
-		t.Errorf("got code %d, %s; want %d %s", a.code, a.short(), code, reason)
+		tb.Errorf("got code %d, %s; want %d %s", a.code, a.short(), code, reason)
 	}
 	for _, p := range parts {
 		if !strings.Contains(s.Message, p) {
-			t.Errorf("message %q\n  lacks %q", s.Message, p)
+			tb.Errorf("message %q\n  lacks %q", s.Message, p)
 		}
 	}
 	return s
 }
 
 // object decodes a JSON object.
-func (a answer) object(t testing.TB) map[string]any {
-	t.Helper()
+func (a answer) object(tb testing.TB) map[string]any {
+	tb.Helper()
 	var m map[string]any
 	decoder := json.NewDecoder(bytes.NewReader([]byte(a.body)))
 	decoder.UseNumber()
 	if err := decoder.Decode(&m); err != nil {
-		t.Fatalf("code %d, and no JSON object: %v in %s", a.code, err, a.short())
+		tb.Fatalf("code %d, and no JSON object: %v in %s", a.code, err, a.short())
 	}
 	return m
 }

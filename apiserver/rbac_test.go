@@ -28,10 +28,10 @@ import (
 	"github.com/kplab/kplab/apiserver/rbac"
 )
 
-// bindClusterRole gives the rights of a ClusterRole in one namespace.
-func bindClusterRole(t *testing.T, s *testServer, namespace, role string, to rbacv1.Subject) {
+// bindClusterRole gives the rights of a ClusterRole in the namespace default.
+func bindClusterRole(t *testing.T, s *testServer, role string, to rbacv1.Subject) {
 	t.Helper()
-	_, err := s.client.RbacV1().RoleBindings(namespace).Create(t.Context(), &rbacv1.RoleBinding{
+	_, err := s.client.RbacV1().RoleBindings("default").Create(t.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "b-"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
 		Subjects:   []rbacv1.Subject{to},
@@ -70,7 +70,7 @@ func TestRBAC(t *testing.T) {
 	wantError(t, "before", listPods(ctx, client, "default"), apierrors.IsForbidden, refusal)
 	wantError(t, "everywhere", listPods(ctx, client, ""), apierrors.IsForbidden, `User "jane" cannot list resource "pods" in API group "" at the cluster scope`)
 
-	bindClusterRole(t, s, "default", "view", jane())
+	bindClusterRole(t, s, "view", jane())
 	if err := listPods(ctx, client, "default"); err != nil {
 		t.Errorf("with view: %v", err)
 	}
@@ -85,7 +85,7 @@ func TestRBAC(t *testing.T) {
 	}
 	wantError(t, "without the binding", listPods(ctx, client, "default"), apierrors.IsForbidden, refusal)
 
-	bindClusterRole(t, s, "default", "nothing", jane())
+	bindClusterRole(t, s, "nothing", jane())
 	wantError(t, "a role that is missing", listPods(ctx, client, "default"), apierrors.IsForbidden, refusal+`: RBAC: clusterrole.rbac.authorization.k8s.io "nothing" not found`)
 }
 
@@ -137,7 +137,7 @@ func TestEscalation(t *testing.T) {
 	s := startServer(t, "")
 	ctx := t.Context()
 	makeNamespace(t, s, "default")
-	bindClusterRole(t, s, "default", "admin", jane())
+	bindClusterRole(t, s, "admin", jane())
 	client := as(t, s, "jane")
 	role := func(name string, rules ...rbacv1.PolicyRule) error {
 		_, err := client.RbacV1().Roles("default").Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, metav1.CreateOptions{})
@@ -249,7 +249,7 @@ func TestImpersonation(t *testing.T) {
 	s := startServer(t, "")
 	ctx := t.Context()
 	makeNamespace(t, s, "default")
-	bindClusterRole(t, s, "default", "view", rbacv1.Subject{Kind: "Group", Name: "devs"})
+	bindClusterRole(t, s, "view", rbacv1.Subject{Kind: "Group", Name: "devs"})
 	impersonate := func(user string, groups []string, to rest.ImpersonationConfig) *kubernetes.Clientset {
 		c := s.ClientConfig(user, groups...)
 		c.Impersonate = to
@@ -364,7 +364,7 @@ func TestClientCertificateRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bindClusterRole(t, s, "default", "view", rbacv1.Subject{Kind: "Group", Name: "devs"})
+	bindClusterRole(t, s, "view", rbacv1.Subject{Kind: "Group", Name: "devs"})
 	if err := listPods(ctx, client, "default"); err != nil {
 		t.Errorf("with the certificate: %v", err)
 	}

@@ -544,5 +544,7 @@ func TestAttachToABuiltInServer(t *testing.T) {
 		}
 	})
 	cancel()
-	<-ended
+	if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
+		t.Errorf("the stream ended with %v", err)
+	}
 }

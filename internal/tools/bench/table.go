@@ -65,7 +65,7 @@ func cutLast(s, sep string) (before, after string, ok bool) {
 func (r results) get(bench, metric string) (float64, error) {
 	v, ok := r[bench][metric]
 	if !ok || math.IsNaN(v) || math.IsInf(v, 0) {
-		return 0, fmt.Errorf("Benchmark%s, %s: %w", bench, metric, errMissing)
+		return 0, fmt.Errorf("%s, %s: %w", "Benchmark"+bench, metric, errMissing)
 	}
 	return v, nil
 }
