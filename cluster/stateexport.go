@@ -116,7 +116,7 @@ func exportAPI(ctx context.Context, cfg *rest.Config) (*Export, error) {
 			return nil, fmt.Errorf("group version %q of the API: %w", list.GroupVersion, err)
 		}
 		for _, r := range list.APIResources {
-			if strings.Contains(r.Name, "/") || !slices.Contains(r.Verbs, "list") {
+			if strings.Contains(r.Name, "/") || !slices.Contains(r.Verbs, "list") || !slices.Contains(r.Verbs, "create") {
 				continue
 			}
 			if err := e.list(ctx, client.Resource(gv.WithResource(r.Name)), seen); err != nil {

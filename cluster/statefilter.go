@@ -42,6 +42,10 @@ func derived(u *unstructured.Unstructured) bool {
 		return true // records of what is or was, not wishes
 	case isKind(u, "", "ServiceAccount") && u.GetName() == "default" && len(u.GetManagedFields()) == 0:
 		return true // an object without any field that has a manager
+	case u.GetLabels()["kubernetes.io/bootstrapping"] != "" && u.GetAnnotations()["rbac.authorization.kubernetes.io/autoupdate"] == "true":
+		return true // a role that the API has from its start, and puts right at the next
+	case isKind(u, "networking.k8s.io", "ServiceCIDR") && u.GetName() == "kubernetes":
+		return true // the range of the settings
 	}
 	return controlled(u) || madeByLab(u)
 }
