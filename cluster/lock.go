@@ -115,8 +115,12 @@ func readDaemon(path string) (Daemon, bool) {
 		return d, false
 	}
 	state, st, err := readStat(d.PID)
-	return d, err == nil && st == d.StartTime && state != "Z" && state != "X" && !killed(d.PID)
+	return d, err == nil && st == d.StartTime && !dead(state) && !killed(d.PID)
 }
+
+// dead tells whether a process in that state has ended: what is left of it waits
+// for its parent to ask how.
+func dead(state string) bool { return state == "Z" || state == "X" }
 
 // startTime reads when a process began, in clock ticks since boot.
 func startTime(pid int) (uint64, error) {

@@ -18,7 +18,6 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/kplab/kplab/sandbox"
 	"github.com/kplab/kplab/sandbox/reexec"
@@ -344,17 +343,12 @@ func (l labs) hostMounts() (out []string, err error) {
 // hostProcesses lists those processes of the lab that still run.
 func (l labs) hostProcesses() (out []string, err error) {
 	for _, id := range l.mine.Processes {
-		fd, err := id.Open()
-		if errors.Is(err, unix.ESRCH) {
-			continue
-		} else if err != nil {
-			return nil, err
+		state, start, err := readStat(id.Pid)
+		if err != nil || start != id.Start || dead(state) {
+			continue // it has ended, or its pid is another's by now
 		}
 		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", id.Pid)) // it may have ended
 		out = append(out, fmt.Sprintf("%d %s", id.Pid, bytes.ReplaceAll(bytes.TrimRight(cmdline, "\x00"), []byte{0}, []byte{' '})))
-		if err := unix.Close(fd); err != nil {
-			return nil, err
-		}
 	}
 	return out, nil
 }

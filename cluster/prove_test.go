@@ -3,13 +3,16 @@
 package cluster
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/kplab/kplab/internal/nettest"
 	"github.com/kplab/kplab/sandbox/reexec"
 )
 
@@ -65,6 +68,17 @@ func TestProcessesAreFoundByRecord(t *testing.T) {
 	if err != nil || len(got) != 1 || !strings.HasPrefix(got[0], strconv.Itoa(id.Pid)+" ") {
 		t.Errorf("processes %q, %v", got, err)
 	}
+	// Dead, and nobody has waited for it: what is left is no process of the lab.
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	nettest.Eventually(t, 10*time.Second, "the dead process is gone from the list", func() error {
+		got, err := l.hostProcesses()
+		if err == nil && len(got) > 0 {
+			err = fmt.Errorf("still there: %q", got)
+		}
+		return err
+	})
 	end()
 	if got, err := l.hostProcesses(); err != nil || len(got) > 0 {
 		t.Errorf("after its end: %q, %v", got, err)
