@@ -51,7 +51,7 @@ test-script: build bin/kubectl-1.32
 
 test-long: build bin/kubectl-1.32 verify
 	KPLAB_LONG=1 $(TEST) -race -timeout 120m $(PACKAGES)
-	KPLAB_LONG=1 $(TEST) -timeout 60m ./cmd/...
+	KPLAB_LONG=1 $(TEST) -timeout 60m ./cluster/labtest ./cmd/...
 
 # What it costs, as one table against the bars; BENCH_OUT=docs/bench.md keeps it.
 bench: build
