@@ -42,12 +42,20 @@ func derived(u *unstructured.Unstructured) bool {
 		return true // records of what is or was, not wishes
 	case isKind(u, "", "ServiceAccount") && u.GetName() == "default" && len(u.GetManagedFields()) == 0:
 		return true // an object without any field that has a manager
+	}
+	return controlled(u) || madeByLab(u) || thereFromStart(u)
+}
+
+// thereFromStart tells whether the API has an object from its first start on. It
+// writes these without a manager, so that madeByLab cannot tell.
+func thereFromStart(u *unstructured.Unstructured) bool {
+	switch {
 	case u.GetLabels()["kubernetes.io/bootstrapping"] != "" && u.GetAnnotations()["rbac.authorization.kubernetes.io/autoupdate"] == "true":
-		return true // a role that the API has from its start, and puts right at the next
+		return true // a role or binding of the bootstrap policy
 	case isKind(u, "networking.k8s.io", "ServiceCIDR") && u.GetName() == "kubernetes":
 		return true // the range of the settings
 	}
-	return controlled(u) || madeByLab(u)
+	return false
 }
 
 func isKind(u *unstructured.Unstructured, group, kind string) bool {

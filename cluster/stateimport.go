@@ -158,7 +158,9 @@ func objectsOf(obj map[string]any, n int) ([]*document, error) {
 // was exported with everything, and cleans the rest.
 func leaveOutDerived(docs []*document, notice func(string)) []*document {
 	before := len(docs)
-	docs = slices.DeleteFunc(docs, func(d *document) bool { return controlled(d.Unstructured) || madeByLab(d.Unstructured) })
+	docs = slices.DeleteFunc(docs, func(d *document) bool {
+		return controlled(d.Unstructured) || madeByLab(d.Unstructured) || thereFromStart(d.Unstructured)
+	})
 	if n := before - len(docs); n > 0 {
 		notice(fmt.Sprintf("%d objects that the lab makes by itself are left out", n))
 	}
