@@ -117,3 +117,37 @@ func TestDefinedKinds(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 }
+
+// What the API has from its start is neither exported nor imported; what a person
+// makes under the same labels is.
+func TestThereFromStart(t *testing.T) {
+	object := func(apiVersion, kind, name string, labels, annotations map[string]string) *unstructured.Unstructured {
+		u := &unstructured.Unstructured{Object: map[string]any{}}
+		u.SetAPIVersion(apiVersion)
+		u.SetKind(kind)
+		u.SetName(name)
+		u.SetLabels(labels)
+		u.SetAnnotations(annotations)
+		return u
+	}
+	bootstrap := map[string]string{"kubernetes.io/bootstrapping": "rbac-defaults"}
+	auto := map[string]string{"rbac.authorization.kubernetes.io/autoupdate": "true"}
+	for _, c := range []struct {
+		obj  *unstructured.Unstructured
+		want bool
+	}{
+		{object("rbac.authorization.k8s.io/v1", "ClusterRole", "view", bootstrap, auto), true},
+		{object("rbac.authorization.k8s.io/v1", "ClusterRole", "mine", nil, nil), false},
+		{object("rbac.authorization.k8s.io/v1", "ClusterRole", "kept", bootstrap, nil), false},
+		{object("networking.k8s.io/v1", "ServiceCIDR", "kubernetes", nil, nil), true},
+		{object("networking.k8s.io/v1", "ServiceCIDR", "second", nil, nil), false},
+	} {
+		if got := thereFromStart(c.obj); got != c.want {
+			t.Errorf("%s: %t, want %t", kubectlName(c.obj), got, c.want)
+		}
+		docs := leaveOutDerived([]*document{{Unstructured: c.obj, number: 1}}, func(string) {})
+		if (len(docs) == 0) != c.want {
+			t.Errorf("%s: an import keeps %d documents", kubectlName(c.obj), len(docs))
+		}
+	}
+}
