@@ -24,6 +24,7 @@ import (
 	"github.com/kplab/kplab/controller/replicaset"
 	"github.com/kplab/kplab/controller/replicationcontroller"
 	"github.com/kplab/kplab/controller/scheduler"
+	"github.com/kplab/kplab/controller/servicecidr"
 	"github.com/kplab/kplab/controller/statefulset"
 	"github.com/kplab/kplab/internal/settle"
 )
@@ -69,5 +70,6 @@ func All(d Deps) []Controller {
 		mirroring.New(d),
 		gc.New(d),
 		nodelifecycle.New(d),
+		servicecidr.New(d),
 	}
 }

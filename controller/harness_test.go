@@ -46,15 +46,23 @@ func TestMain(m *testing.M) {
 // bench is a real API server with all controllers and a kubelet that only pretends:
 // pods become ready, and go when they are deleted.
 type bench struct {
-	t       testing.TB
-	server  *apiserver.Server
-	client  kubernetes.Interface
-	loops   []interface{ Witness() *settle.Witness }
-	kubelet *kubelet
-	halt    func() // stops controllers and kubelet; the API stays
+	t      testing.TB
+	server *apiserver.Server
+	// services is the range of cluster IPs that the API was started with.
+	services netip.Prefix
+	client   kubernetes.Interface
+	loops    []interface{ Witness() *settle.Witness }
+	kubelet  *kubelet
+	halt     func() // stops controllers and kubelet; the API stays
 }
 
 func newBench(t *testing.T) *bench {
+	t.Helper()
+	return newBenchOf(t, netip.MustParsePrefix("10.96.0.0/12"))
+}
+
+// newBenchOf is newBench with another range of cluster IPs.
+func newBenchOf(t *testing.T, services netip.Prefix) *bench {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -62,7 +70,7 @@ func newBench(t *testing.T) *bench {
 	}
 	server, err := apiserver.New(apiserver.Config{
 		StateDir: t.TempDir(), Listeners: []net.Listener{listener},
-		ServiceCIDR: netip.MustParsePrefix("10.96.0.0/12"),
+		ServiceCIDR: services,
 		NoFsync:     true, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -85,7 +93,7 @@ func newBench(t *testing.T) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bench{t: t, server: server, client: client}
+	b := &bench{t: t, server: server, client: client, services: services}
 	b.start()
 	b.addNode("master", func(n *corev1.Node) {
 		n.Spec.Taints = []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}
@@ -117,7 +125,7 @@ func (b *bench) start() {
 		Config: controller.Config{
 			ClusterDomain: "cluster.local",
 			APIAddresses:  []netip.AddrPort{netip.MustParseAddrPort("10.0.0.131:6443")},
-			ServiceCIDR:   netip.MustParsePrefix("10.96.0.0/12"),
+			ServiceCIDR:   b.services,
 			CACert:        []byte("CERTIFICATE"),
 		},
 		Log: slog.New(slog.NewTextHandler(testWriter{b.t}, &slog.HandlerOptions{Level: slog.LevelWarn})),

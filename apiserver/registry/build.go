@@ -30,6 +30,7 @@ type Storages map[schema.GroupVersion]map[string]rest.Storage
 func Build(kinds []Kind, scheme *runtime.Scheme, getter generic.RESTOptionsGetter, deps Deps) (Storages, func(resource string) *Store, error) {
 	stores := map[string]*Store{}
 	deps.Lookup = func(resource string) *Store { return stores[resource] }
+	deps.serviceRanges = &serviceRanges{}
 	out := Storages{}
 	for _, k := range kinds {
 		if k.Virtual != nil {

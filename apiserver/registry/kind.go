@@ -215,6 +215,9 @@ type Deps struct {
 	// Signer signs approved requests for client certificates; nil leaves them
 	// without one.
 	Signer CertificateSigner
+	// serviceRanges is how ServiceCIDRs and Services know of each other; Build
+	// sets it.
+	serviceRanges *serviceRanges
 }
 
 // TokenIssuer signs tokens for service accounts.

@@ -30,7 +30,7 @@ import (
 
 // rowGroups are the rows that this API and the controllers of Services answer for.
 var rowGroups = []string{
-	"A01-A10", "A15-A42", "B01-B21", "E01-E08", "H09", "H14-H16", "I01-I08", "I10-I20",
+	"A01-A42", "B01-B21", "E01-E08", "H09", "H14-H16", "I01-I08", "I10-I20",
 	"K09", "K10", "K18", "K20", "K25-K29", "P01-P15", "Q01", "Q08-Q10",
 }
 

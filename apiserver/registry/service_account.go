@@ -14,6 +14,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,8 +30,10 @@ import (
 type serviceAllocator struct {
 	store    *Store
 	book     *allocator.Book
-	families []corev1.IPFamily // the first one is the default
-	broken   error             // why there is no book
+	families []corev1.IPFamily   // the first one is the default
+	broken   error               // why there is no book
+	fixed    []allocator.IPRange // the ranges that the lab was made with
+	deps     Deps
 
 	mu     sync.Mutex
 	loaded bool
@@ -42,9 +45,12 @@ type serviceAllocator struct {
 }
 
 func newServiceAllocator(store *Store, deps Deps) *serviceAllocator {
-	a := &serviceAllocator{store: store}
-	if a.book, a.families, a.broken = newBook(deps); a.broken != nil {
+	a := &serviceAllocator{store: store, deps: deps}
+	if a.book, a.fixed, a.broken = newBook(deps); a.broken != nil {
 		a.broken = apierrors.NewInternalError(fmt.Errorf("no Service can be written: %w", a.broken))
+	}
+	for _, r := range a.fixed {
+		a.families = append(a.families, familyOf(r.Prefix().Addr().String()))
 	}
 	return a
 }
@@ -57,6 +63,12 @@ func (a *serviceAllocator) open(ctx context.Context) (*serviceWrite, error) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.deps.serviceRanges.takeChange() || !a.loaded {
+		if err := a.readRanges(ctx); err != nil {
+			a.deps.serviceRanges.changed()
+			return nil, err
+		}
+	}
 	if !a.loaded {
 		if err := a.load(ctx); err != nil {
 			return nil, err
@@ -66,6 +78,28 @@ func (a *serviceAllocator) open(ctx context.Context) (*serviceWrite, error) {
 		a.clear(ctx)
 	}
 	return &serviceWrite{}, nil
+}
+
+// readRanges makes the ranges those that the lab was made with and those of the
+// ServiceCIDRs. The former need no object: without them there would be no Service
+// kubernetes. The caller holds a.mu.
+func (a *serviceAllocator) readRanges(ctx context.Context) error {
+	cidrs := a.deps.Lookup("servicecidrs")
+	if cidrs == nil {
+		return nil // a server with fewer kinds, as tests make them
+	}
+	list, err := cidrs.List(genericapirequest.WithNamespace(ctx, metav1.NamespaceNone), &internalversion.ListOptions{})
+	if err != nil {
+		return err
+	}
+	ranges := slices.Clone(a.fixed)
+	for _, r := range rangesOf(list.(*networkingv1.ServiceCIDRList).Items) {
+		if !slices.ContainsFunc(ranges, func(o allocator.IPRange) bool { return o.Prefix() == r.Prefix() }) {
+			ranges = append(ranges, r)
+		}
+	}
+	a.book.SetRanges(ranges)
+	return nil
 }
 
 // load derives the account from the stored Services. Of two that have the same

@@ -96,9 +96,9 @@ func CheckServiceRanges(deps Deps) error {
 	return err
 }
 
-// newBook makes an empty account of the configured ranges and lists their
-// families, the default one first.
-func newBook(deps Deps) (*allocator.Book, []corev1.IPFamily, error) {
+// newBook makes an empty account of the configured ranges and lists
+// them, the one of the default family first.
+func newBook(deps Deps) (*allocator.Book, []allocator.IPRange, error) {
 	first, err := allocator.NewIPRange(deps.ServiceCIDR)
 	if err != nil {
 		return nil, nil, err
@@ -118,11 +118,7 @@ func newBook(deps Deps) (*allocator.Book, []corev1.IPFamily, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	var families []corev1.IPFamily
-	for _, r := range ranges {
-		families = append(families, familyOf(r.Prefix().Addr().String()))
-	}
-	return allocator.NewBook(allocator.Config{IPs: ranges, Ports: ports}), families, nil
+	return allocator.NewBook(allocator.Config{IPs: ranges, Ports: ports}), ranges, nil
 }
 
 // serviceWriteKey finds the serviceWrite of a request in its context.

@@ -20,7 +20,8 @@ func same(a, b any) bool { return equality.Semantic.DeepEqual(a, b) }
 // given out that a restart would not know of.
 func (b serviceBench) agree() {
 	b.t.Helper()
-	fresh := newServiceAllocator(b.storages["services"].(*serviceREST).Store, b.deps)
+	services := b.storages["services"].(*serviceREST)
+	fresh := newServiceAllocator(services.Store, services.alloc.deps)
 	if _, err := fresh.open(b.ctx()); err != nil {
 		b.t.Fatal(err)
 	}
