@@ -13,6 +13,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
+
+	"github.com/kplab/kplab/dns"
 )
 
 // DefaultName is the lab that a command means when no name is given.
@@ -49,6 +51,7 @@ type Config struct {
 	Nodes      []NodeConfig `json:"nodes,omitempty"`
 	Networking Networking   `json:"networking,omitempty"`
 	Proxy      ProxyConfig  `json:"proxy,omitempty"`
+	DNS        DNSConfig    `json:"dns,omitempty"`
 	// Disposable leaves out the fsync of each write: faster, and a power cut
 	// may cost the last writes. For labs that are thrown away.
 	Disposable bool `json:"disposable,omitempty"`
@@ -85,6 +88,24 @@ type Networking struct {
 type ProxyConfig struct {
 	Mode string `json:"mode,omitempty"`
 }
+
+// DNSConfig holds the settings of the cluster's DNS.
+type DNSConfig struct {
+	// Provider is "coredns", or "none" for a lab without, or one that brings its own.
+	Provider string `json:"provider,omitempty"`
+	// Zone is a file of records (RFC 1035) for names outside of the cluster. It is read
+	// when the lab is new; later the ConfigMap coredns in kube-system holds them.
+	Zone string `json:"zone,omitempty"`
+}
+
+// The providers of cluster DNS.
+const (
+	dnsCoreDNS = "coredns"
+	dnsNone    = "none"
+)
+
+// dnsAddress is the cluster IP of cluster DNS, the one that installers use.
+func (c *Config) dnsAddress() netip.Addr { return nth(c.Networking.ServiceSubnet, 10) }
 
 // LoadConfig reads a `Lab` file. Fields that are not known are errors, so that
 // a slip of the pen does not silently mean the default.
@@ -133,6 +154,9 @@ func (c *Config) SetDefaults(nodes int) {
 	}
 	if c.Proxy.Mode == "" {
 		c.Proxy.Mode = "iptables"
+	}
+	if c.DNS.Provider == "" {
+		c.DNS.Provider = dnsCoreDNS
 	}
 	if len(c.Nodes) == 0 {
 		if nodes == 0 {
@@ -229,6 +253,20 @@ func (c *Config) Validate() error {
 	}
 	if _, ok := proxyModes()[c.Proxy.Mode]; !ok {
 		bad("proxy.mode %q: want one of %s", c.Proxy.Mode, strings.Join(modeNames(), ", "))
+	}
+	switch c.DNS.Provider {
+	case dnsNone:
+	case dnsCoreDNS:
+		if n.ServiceSubnet.Addr().Is4() && !c.dnsAddress().IsValid() {
+			bad("networking.serviceSubnet %s: too small for cluster DNS, which has its tenth address; give it at least a /28, or set dns.provider to %s", n.ServiceSubnet, dnsNone)
+		}
+	default:
+		bad("dns.provider %q: want %s or %s", c.DNS.Provider, dnsCoreDNS, dnsNone)
+	}
+	if c.DNS.Zone != "" {
+		if _, err := dns.ReadZone(c.DNS.Zone); err != nil {
+			errs = append(errs, fmt.Errorf("dns.zone: %w", err))
+		}
 	}
 	errs = append(errs, c.validateNodes()...)
 	return errors.Join(errs...)

@@ -34,7 +34,7 @@ func Exec(lab string, place Place, argv, env []string) error {
 		return err
 	}
 	paths := PathsOf(lab)
-	ns, err := place.resolve(paths)
+	ns, resolvConf, err := place.resolve(paths)
 	if err != nil {
 		return fmt.Errorf("lab %q: %w", lab, err)
 	}
@@ -46,45 +46,49 @@ func Exec(lab string, place Place, argv, env []string) error {
 		return fmt.Errorf("make the directory of the iptables lock: %w", err)
 	}
 	env = append(env, "XTABLES_LOCKFILE="+lockFile)
-	if err := sandbox.BecomeTool(sandbox.NetNSPath(paths.Runtime, ns), argv, env); err != nil {
+	if err := sandbox.BecomeTool(sandbox.NetNSPath(paths.Runtime, ns), resolvConf, argv, env); err != nil {
 		return fmt.Errorf("run %s in %s: %w", argv[0], place.Where, err)
 	}
 	return nil
 }
 
-// resolve returns the name of the place's namespace.
-func (p Place) resolve(paths Paths) (string, error) {
+// noResolver is the resolv.conf of places that are no pods. With a file that names
+// no server the C library asks 127.0.0.1, where the answer is an immediate no.
+const noResolver = "# no name server of its own; the cluster's is for pods\n"
+
+// resolve returns the name of the place's namespace, and what its resolv.conf is.
+func (p Place) resolve(paths Paths) (ns, resolvConf string, err error) {
 	names, err := sandbox.PinnedNames(paths.Runtime)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	if len(names) == 0 {
-		return "", fmt.Errorf("%w; start it with `kplab up%s`", ErrNotRunning, nameFlag(filepath.Base(paths.Runtime)))
+		return "", "", fmt.Errorf("%w; start it with `kplab up%s`", ErrNotRunning, nameFlag(filepath.Base(paths.Runtime)))
 	}
 	pod, isPod := strings.CutPrefix(p.Where, "pod/")
 	if !isPod {
 		if n := node.NSName(p.Where); slices.Contains(names, n) {
-			return n, nil
+			return n, noResolver, nil
 		}
 		// No node may have one of these two names.
 		if p.Where == node.OutsideNS || p.Where == node.FabricNS {
-			return p.Where, nil
+			return p.Where, noResolver, nil
 		}
-		return "", fmt.Errorf("no node is called %q; want one of %s, outside, or pod/[NAMESPACE/]NAME",
+		return "", "", fmt.Errorf("no node is called %q; want one of %s, outside, or pod/[NAMESPACE/]NAME",
 			p.Where, strings.Join(nodesOf(names), ", "))
 	}
 	qualified := Qualify(p.Namespace, pod)
 	namespace, name, _ := strings.Cut(qualified, "/")
 	specs, err := sandbox.Specs(paths.Runtime)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	for _, s := range specs {
 		if s.Namespace == namespace && s.Name == name {
-			return "pod-" + s.ID, nil
+			return "pod-" + s.ID, s.ResolvConf, nil
 		}
 	}
-	return "", fmt.Errorf("pod %s has no namespace here; see `kplab kubectl get pods -n %s`", qualified, namespace)
+	return "", "", fmt.Errorf("pod %s has no namespace here; see `kplab kubectl get pods -n %s`", qualified, namespace)
 }
 
 func nodesOf(names []string) (nodes []string) {

@@ -100,6 +100,7 @@ func (l *Lab) steps() []step {
 		{"controllers", l.startControllers},
 		{"nodes", l.startNodes},
 		{"proxy", l.startProxies},
+		{"dns", l.startDNS},
 		{"settle", l.awaitReady},
 	}
 }
@@ -115,7 +116,7 @@ func (l *Lab) ClientConfig(user string, groups ...string) *rest.Config {
 // NetNS returns the namespace of a node, of "outside", or of a pod
 // ("pod/[NAMESPACE/]NAME").
 func (l *Lab) NetNS(where string) (*netns.NS, error) {
-	name, err := Place{Where: where, Namespace: "default"}.resolve(l.paths)
+	name, _, err := Place{Where: where, Namespace: "default"}.resolve(l.paths)
 	if err != nil {
 		return nil, err
 	}

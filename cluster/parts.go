@@ -266,7 +266,7 @@ func (l *Lab) nodeConfig(n NodeConfig) (node.Config, error) {
 		ControlPlane: n.Role == ControlPlane,
 		Labels:       n.Labels,
 		MaxPods:      n.MaxPods,
-		DNS:          node.DNS{Server: nth(net.ServiceSubnet, 10), Domain: net.DNSDomain},
+		DNS:          node.DNS{Server: l.cfg.dnsAddress(), Domain: net.DNSDomain},
 		Client:       client,
 		Events:       events,
 		Informers:    l.informers,
@@ -328,6 +328,7 @@ func (l *Lab) startProxies(ctx context.Context) (string, error) {
 // everything has come to rest.
 func (l *Lab) awaitReady(ctx context.Context) (string, error) {
 	l.informers.StartWithContext(l.loops.ctx)
+	var dns error
 	err := l.loops.await(ctx, func(ctx context.Context) error {
 		if err := l.informers.WaitForCacheSyncWithContext(ctx).AsError(); err != nil {
 			return err
@@ -335,6 +336,7 @@ func (l *Lab) awaitReady(ctx context.Context) (string, error) {
 		if err := l.awaitNodes(ctx); err != nil {
 			return err
 		}
+		dns = l.awaitDNS(ctx)
 		return l.Settle(ctx)
 	})
 	if err == nil {
@@ -343,7 +345,11 @@ func (l *Lab) awaitReady(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("revision %d", l.api.Revision()), nil
+	detail := fmt.Sprintf("revision %d", l.api.Revision())
+	if dns != nil {
+		detail += "; " + dns.Error()
+	}
+	return detail, nil
 }
 
 // awaitNodes waits until every node of the settings is registered and ready.

@@ -20,17 +20,17 @@ func TestPlacesResolve(t *testing.T) {
 		"outside": "outside",
 		"fabric":  "fabric",
 	} {
-		got, err := Place{Where: where}.resolve(paths)
+		got, _, err := Place{Where: where}.resolve(paths)
 		if err != nil || got != want {
 			t.Errorf("%s is %q, %v; want %q", where, got, err, want)
 		}
 	}
 	for _, where := range []string{"node-master", "pod-1234", "nowhere", ""} {
-		if got, err := (Place{Where: where}).resolve(paths); err == nil || !strings.Contains(err.Error(), "want one of master, node-1, pod-x") {
+		if got, _, err := (Place{Where: where}).resolve(paths); err == nil || !strings.Contains(err.Error(), "want one of master, node-1, pod-x") {
 			t.Errorf("%q is %q, %v; want the names that there are", where, got, err)
 		}
 	}
-	if _, err := (Place{Where: "pod/web", Namespace: "default"}).resolve(paths); err == nil || !strings.Contains(err.Error(), "pod default/web has no namespace here") {
+	if _, _, err := (Place{Where: "pod/web", Namespace: "default"}).resolve(paths); err == nil || !strings.Contains(err.Error(), "pod default/web has no namespace here") {
 		t.Errorf("a pod that is not there: %v", err)
 	}
 }

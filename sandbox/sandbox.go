@@ -114,7 +114,7 @@ func Open(cfg Config) (_ *Runtime, err error) {
 		return nil, errors.Join(fmt.Errorf("sandbox: %w", err), r.Close())
 	}
 	r.pool = startPool(r.log, newPodNetNS)
-	r.roles = startRoles(r.program())
+	r.roles = startRoles(r.Program())
 	return r, nil
 }
 

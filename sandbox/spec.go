@@ -22,6 +22,9 @@ type Spec struct {
 	// Network names another network namespace of the lab, a node's, in which the
 	// pod's processes live (a pod with hostNetwork). Empty means the pod's own.
 	Network string `json:"network,omitempty"`
+	// ResolvConf is the pod's /etc/resolv.conf, kept for tools of the host that run in
+	// the pod's network ([BecomeTool]).
+	ResolvConf string `json:"resolvConf,omitempty"`
 }
 
 // User is who a process runs as. The zero value is root.

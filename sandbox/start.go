@@ -189,8 +189,9 @@ func (s *Sandbox) forgetOld(container string) {
 	}
 }
 
-// program returns the file that roles are started from.
-func (r *Runtime) program() string { return filepath.Join(r.dir, pinsName, exeName) }
+// Program returns the file that roles are started from: this program, which stays
+// what it was when its file is replaced.
+func (r *Runtime) Program() string { return filepath.Join(r.dir, pinsName, exeName) }
 
 // view is what makes up a container, however its process is started.
 type view struct {

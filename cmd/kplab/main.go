@@ -20,6 +20,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kplab/kplab/dns"
 	// First of all: when this binary was started as a container's shim or init,
 	// its init function does that work and does not return.
 	_ "github.com/kplab/kplab/sandbox/reexec"
@@ -42,7 +43,13 @@ type exitError int
 
 func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-func main() { os.Exit(run()) }
+func main() {
+	if dns.IsProgram(os.Args) {
+		dns.Main()
+		return
+	}
+	os.Exit(run())
+}
 
 func run() int {
 	// SIGHUP too: a lab in the foreground ends cleanly when its terminal closes.

@@ -18,6 +18,7 @@ type upOptions struct {
 	config     string
 	nodes      int
 	proxyMode  string
+	dnsZone    string
 	detach     bool
 	fresh      bool
 	disposable bool
@@ -41,6 +42,7 @@ way the state is kept: the next up brings every object and pod back.`,
 	f.StringVar(&o.config, "config", "", "settings file (apiVersion kplab/v1alpha1, kind Lab)")
 	f.IntVar(&o.nodes, "nodes", 0, "number of nodes, the control plane included (default 3)")
 	f.StringVar(&o.proxyMode, "proxy-mode", "", "Service proxy mode (default iptables)")
+	f.StringVar(&o.dnsZone, "dns-zone", "", "file of DNS records (RFC 1035) for names outside of the cluster")
 	f.BoolVarP(&o.detach, "detach", "d", false, "return when the lab is ready and leave it running")
 	f.BoolVar(&o.fresh, "fresh", false, "delete the kept state first")
 	f.BoolVar(&o.disposable, "no-fsync", false, "do not wait for the disk on each write; for labs that are thrown away")
@@ -100,6 +102,16 @@ func (o *upOptions) settings(cmd *cobra.Command, g *globals) (cluster.Config, er
 	if o.proxyMode != "" {
 		cfg.Proxy.Mode = o.proxyMode
 	}
+	if o.dnsZone != "" {
+		cfg.DNS.Zone = o.dnsZone
+	}
+	if cfg.DNS.Zone != "" {
+		var err error
+		if cfg.DNS.Zone, err = filepath.Abs(cfg.DNS.Zone); err != nil {
+			return cfg, fmt.Errorf("find the zone of outside names: %w", err)
+		}
+		o.dnsZone = cfg.DNS.Zone
+	}
 	cfg.Disposable = cfg.Disposable || o.disposable
 	cfg.SetDefaults(o.nodes)
 	if err := cfg.Validate(); err != nil {
@@ -115,13 +127,16 @@ func (o *upOptions) daemonArgs() []string {
 	if o.config != "" {
 		args = append(args, "--config="+o.config) // of several, the last one counts
 	}
+	if o.dnsZone != "" {
+		args = append(args, "--dns-zone="+o.dnsZone)
+	}
 	return args
 }
 
 // asked says whether the person chose any setting, as against resuming whatever
 // there is.
 func (o *upOptions) asked(cmd *cobra.Command) bool {
-	for _, flag := range []string{"config", "nodes", "proxy-mode", "no-fsync"} {
+	for _, flag := range []string{"config", "nodes", "proxy-mode", "dns-zone", "no-fsync"} {
 		if cmd.Flags().Changed(flag) {
 			return true
 		}

@@ -24,7 +24,7 @@ const aMode = "proxy/MODE"
 // the cluster knows every part, a part knows the seams below it, and nothing
 // looks up.
 var rooms = map[string][]string{
-	"cmd":             {"cluster", "labs", "trace", "sandbox", "proxy", aMode, "cni", leaves},
+	"cmd":             {"cluster", "dns", "labs", "trace", "sandbox", "proxy", aMode, "cni", leaves},
 	"labs":            {"cluster", "trace", leaves},
 	"cluster":         {"apiserver", "apiserver/store", "controller", "node", "proxy", aMode, "dns", "cni", "sandbox", leaves},
 	"trace":           {"proxy", "sandbox", leaves},

@@ -209,6 +209,13 @@ func (k *Kubelet) processSpec(p *pod, o *corev1.Pod, spec *corev1.Container, ima
 	if err != nil {
 		return sandbox.ProcessSpec{}, err
 	}
+	if image.Self != "" {
+		self := "/" + image.Self
+		root.mounts = append(root.mounts, sandbox.Mount{Source: k.cfg.Runtime.Program(), Target: self, ReadOnly: true})
+		if len(spec.Command) == 0 {
+			args = append([]string{self}, args...)
+		}
+	}
 	return sandbox.ProcessSpec{
 		Container: spec.Name, Attempt: attempt, Args: args, Env: withDefaults(env, k.serviceLinks(o)), WorkingDir: spec.WorkingDir,
 		User: root.user, Files: root.files, Mounts: root.mounts, Busybox: isBusybox(spec.Image),

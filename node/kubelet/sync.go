@@ -180,7 +180,7 @@ func (k *Kubelet) ensureSandbox(ctx context.Context, p *pod, o *corev1.Pod) erro
 	if p.box() != nil {
 		return nil
 	}
-	spec := sandbox.Spec{ID: string(o.UID), Node: k.cfg.NodeName, Namespace: o.Namespace, Name: o.Name, Hostname: hostname(o)}
+	spec := sandbox.Spec{ID: string(o.UID), Node: k.cfg.NodeName, Namespace: o.Namespace, Name: o.Name, Hostname: hostname(o), ResolvConf: k.resolvConf(o)}
 	if o.Spec.HostNetwork {
 		spec.Network = k.cfg.NodeNSName
 	}

@@ -11,6 +11,8 @@ func images() []Image {
 		{Names: []string{"busybox"}, Process: true, DefaultArgs: []string{"sh"}},
 		// Their tools are this machine's: what they are asked for is a shell.
 		{Names: []string{"alpine", "debian", "netshoot", "ubuntu"}, Process: true, DefaultArgs: []string{"sh"}},
+		// This program under another name; see package dns.
+		{Names: []string{"coredns"}, Process: true, Self: "coredns"},
 		{Names: []string{"httpd"}, New: newHttpd, Content: httpdContent, Programs: []string{"httpd", "httpd-foreground"}},
 		{Names: []string{"mariadb", "mysql"}, New: newMysql, Programs: []string{"mariadbd", "mysqld"}},
 		{Names: []string{"nginx"}, New: newNginx, Content: nginxContent, Programs: []string{"nginx"}},

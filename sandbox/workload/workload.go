@@ -109,6 +109,9 @@ type Image struct {
 	Names []string
 	// Process says that the image has no server: its container is a real process.
 	Process bool
+	// Self says that the container's program is kplab's own, found in the container's
+	// root under this name. Its arguments are the container's.
+	Self string
 	// DefaultArgs are what such a container runs without arguments.
 	DefaultArgs []string
 	// Programs are the names by which arguments may call the image's own server. An
