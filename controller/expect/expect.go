@@ -12,7 +12,9 @@ import (
 	"sync"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/utils/clock"
 )
 
@@ -107,4 +109,40 @@ func (e *Expectations) Forget(owner types.UID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.by, owner)
+}
+
+// Versions remembers what a controller itself last wrote to an owner, so that it does
+// not decide on a cached state from before. It is safe for concurrent use.
+type Versions struct {
+	mu sync.Mutex
+	by map[types.UID]string
+}
+
+// NewVersions returns an empty memory.
+func NewVersions() *Versions { return &Versions{by: map[types.UID]string{}} }
+
+// Wrote takes note of an owner as a write returned it.
+func (v *Versions) Wrote(owner metav1.Object) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.by[owner.GetUID()] = owner.GetResourceVersion()
+}
+
+// Current reports whether a cached owner shows the last write, or something later.
+func (v *Versions) Current(cached metav1.Object) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	wrote, ok := v.by[cached.GetUID()]
+	if !ok {
+		return true
+	}
+	order, err := resourceversion.CompareResourceVersion(cached.GetResourceVersion(), wrote)
+	return err != nil || order >= 0
+}
+
+// Forget drops what was known of an owner, which is gone.
+func (v *Versions) Forget(owner types.UID) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.by, owner)
 }

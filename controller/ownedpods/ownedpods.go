@@ -51,6 +51,8 @@ type Pods struct {
 	indexer  cache.Indexer
 	expect   *expect.Expectations
 	setupErr error
+	// Finalizers are what adopted pods get; set it before the first Claim.
+	Finalizers []string
 }
 
 // New returns the pods of owners of that kind. Events about them go to recorder.
@@ -178,10 +180,11 @@ func (p *Pods) Claim(ctx context.Context, o Owner, selector labels.Selector, kee
 	})
 	slices.SortFunc(candidates, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
 	return owner.Claim(owner.Controller{
-		Object:   o,
-		Ref:      *p.Ref(o),
-		Selector: selector,
-		Live:     live,
+		Object:     o,
+		Ref:        *p.Ref(o),
+		Selector:   selector,
+		Finalizers: p.Finalizers,
+		Live:       live,
 		Patch: func(name string, patch []byte) error {
 			_, err := p.client.CoreV1().Pods(o.GetNamespace()).Patch(ctx, name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
 			return err

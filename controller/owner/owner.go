@@ -21,6 +21,8 @@ type Controller struct {
 	Object   metav1.Object
 	Ref      metav1.OwnerReference
 	Selector labels.Selector
+	// Finalizers are what an adopted object gets with its owner.
+	Finalizers []string
 	// Live reads the owner from the API, past the cache. It is asked once, and only
 	// when an orphan is about to be adopted: an owner that is being deleted, or was
 	// deleted and made again under the same name, must not adopt.
@@ -76,7 +78,7 @@ func Claim[T metav1.Object](c Controller, objects []T, adoptable func(T) bool) (
 				errs = append(errs, fmt.Errorf("adopt %s: %w", obj.GetName(), err))
 				continue
 			}
-			switch err := c.Patch(obj.GetName(), adoption(c.Ref, obj.GetUID())); {
+			switch err := c.Patch(obj.GetName(), adoption(c.Ref, obj.GetUID(), c.Finalizers)); {
 			case apierrors.IsNotFound(err):
 			case err != nil:
 				errs = append(errs, fmt.Errorf("adopt %s: %w", obj.GetName(), err))
@@ -121,10 +123,12 @@ func mayAdoptOnce(c Controller) func() error {
 
 // adoption is the patch that adds ref to the object with that UID. The UID makes the
 // patch fail when the name has come to mean another object.
-func adoption(ref metav1.OwnerReference, uid types.UID) []byte {
-	return mustJSON(map[string]any{"metadata": map[string]any{
-		"uid": uid, "ownerReferences": []metav1.OwnerReference{ref},
-	}})
+func adoption(ref metav1.OwnerReference, uid types.UID, finalizers []string) []byte {
+	meta := map[string]any{"uid": uid, "ownerReferences": []metav1.OwnerReference{ref}}
+	if len(finalizers) > 0 {
+		meta["finalizers"] = finalizers
+	}
+	return mustJSON(map[string]any{"metadata": meta})
 }
 
 // release is the patch that takes the reference to owner off.

@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -209,6 +210,17 @@ func (c *Controller) onSameNode(rs *appsv1.ReplicaSet, pods []*corev1.Pod) map[t
 		ranks[pod.UID] = perNode[pod.Spec.NodeName]
 	}
 	return ranks
+}
+
+// leastNeeded returns the n pods whose loss matters least, in the order in which
+// they should go. sameNode says how many related pods share each pod's node.
+func leastNeeded(pods []*corev1.Pod, sameNode map[types.UID]int, n int) []*corev1.Pod {
+	if n >= len(pods) {
+		return pods
+	}
+	order := slices.Clone(pods)
+	slices.SortFunc(order, func(a, b *corev1.Pod) int { return podstate.CompareNeed(a, b, sameNode) })
+	return order[:n]
 }
 
 func replicas(rs *appsv1.ReplicaSet) int32 {

@@ -1,43 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package replicaset
+package podstate
 
 import (
 	"cmp"
-	"slices"
 	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/kplab/kplab/controller/podstate"
 )
 
-// leastNeeded returns the n pods whose loss matters least, in the order in which
-// they should go. sameNode says how many related pods share each pod's node.
-func leastNeeded(pods []*corev1.Pod, sameNode map[types.UID]int, n int) []*corev1.Pod {
-	if n >= len(pods) {
-		return pods
-	}
-	order := slices.Clone(pods)
-	slices.SortFunc(order, func(a, b *corev1.Pod) int { return compareNeed(a, b, sameNode) })
-	return order[:n]
-}
-
-// compareNeed is negative when a should go before b. The order is upstream's: pods
-// without a node, pending ones, those that are not ready, those with a lower
-// deletion cost, those that share their node with more siblings, those ready for a
-// shorter time, those restarted more often, the younger ones.
-func compareNeed(a, b *corev1.Pod, sameNode map[types.UID]int) int {
+// CompareNeed is negative when a should go before b, of two active pods of which one is
+// too many. sameNode says, by pod UID, how many related pods share each pod's node; nil
+// when that is of no interest. The order is upstream's: pods without a node, pending
+// ones, those that are not ready, those with a lower deletion cost, those that share
+// their node with more siblings, those ready for a shorter time, those restarted more
+// often, the younger ones.
+func CompareNeed(a, b *corev1.Pod, sameNode map[types.UID]int) int {
 	return cmp.Or(
 		falseFirst(a.Spec.NodeName != "", b.Spec.NodeName != ""),
 		cmp.Compare(phaseRank(a), phaseRank(b)),
-		falseFirst(podstate.Ready(a), podstate.Ready(b)),
+		falseFirst(Ready(a), Ready(b)),
 		cmp.Compare(deletionCost(a), deletionCost(b)),
 		cmp.Compare(sameNode[b.UID], sameNode[a.UID]),
 		shorterReadyFirst(a, b),
-		cmp.Compare(podstate.Restarts(b), podstate.Restarts(a)),
+		cmp.Compare(Restarts(b), Restarts(a)),
 		b.CreationTimestamp.Compare(a.CreationTimestamp.Time),
 		strings.Compare(a.Name, b.Name), // a tie is broken the same way each time
 	)
@@ -74,8 +62,8 @@ func deletionCost(pod *corev1.Pod) int64 {
 }
 
 func shorterReadyFirst(a, b *corev1.Pod) int {
-	sinceA, okA := podstate.ReadySince(a)
-	sinceB, okB := podstate.ReadySince(b)
+	sinceA, okA := ReadySince(a)
+	sinceB, okB := ReadySince(b)
 	if !okA || !okB {
 		return 0 // both are not ready, or they were told apart before
 	}
