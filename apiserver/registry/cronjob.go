@@ -3,6 +3,7 @@
 package registry
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"time"
@@ -33,7 +34,11 @@ func cronJobKind() Kind {
 			defaultPodSpec(&c.Spec.JobTemplate.Spec.Template.Spec)
 		}),
 		TracksGeneration: true,
+		PrepareForCreate: onCreate(func(_ context.Context, c *batchv1.CronJob) { c.Spec.JobTemplate.Spec.Scheduling = nil }),
 		Validate:         validates(validateCronJob),
+		ValidateCreate:   validates(validateCronJobCreate),
+		ValidateUpdate:   validatesUpdate(validateCronJobUpdate),
+		Warnings:         warns(cronJobWarnings),
 		Status:           &StatusStrategy{},
 		Columns: append([]metav1.TableColumnDefinition{
 			nameColumn,
@@ -50,12 +55,23 @@ func cronJobKind() Kind {
 				last = duration.HumanDuration(time.Since(t.Time))
 			}
 			cells := []any{
-				c.Name, c.Spec.Schedule, ptr.Deref(c.Spec.TimeZone, "<none>"), ptr.Deref(c.Spec.Suspend, false),
+				c.Name, c.Spec.Schedule, ptr.Deref(c.Spec.TimeZone, "<none>"), boolText(c.Spec.Suspend),
 				int64(len(c.Status.Active)), last, age(c.CreationTimestamp),
 			}
 			return append(cells, templateCells(&c.Spec.JobTemplate.Spec.Template, c.Spec.JobTemplate.Spec.Selector)...)
 		}),
 	}
+}
+
+// boolText is how kubectl shows a boolean that may be missing.
+func boolText(b *bool) string {
+	switch {
+	case b == nil:
+		return "<unset>"
+	case *b:
+		return "True"
+	}
+	return "False"
 }
 
 // maxCronJobName leaves room for the 11 characters that the name of a job adds.
@@ -64,10 +80,11 @@ const maxCronJobName = validation.DNS1035LabelMaxLength - 11
 func validateCronJob(c *batchv1.CronJob) field.ErrorList {
 	spec := field.NewPath("spec")
 	var errs field.ErrorList
-	if len(c.Name) > maxCronJobName {
-		errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), c.Name, fmt.Sprintf("must be no more than %d characters", maxCronJobName)))
+	if c.Spec.Schedule == "" {
+		errs = append(errs, field.Required(spec.Child("schedule"), ""))
+	} else if err := parseSchedule(c.Spec.Schedule); err != nil {
+		errs = append(errs, field.Invalid(spec.Child("schedule"), c.Spec.Schedule, err.Error()))
 	}
-	errs = append(errs, validateSchedule(c, spec)...)
 	if n := c.Spec.StartingDeadlineSeconds; n != nil {
 		errs = append(errs, apivalidation.ValidateNonnegativeField(*n, spec.Child("startingDeadlineSeconds"))...)
 	}
@@ -90,36 +107,82 @@ func validateCronJob(c *batchv1.CronJob) field.ErrorList {
 	return errs
 }
 
-func validateSchedule(c *batchv1.CronJob, spec *field.Path) field.ErrorList {
-	path := spec.Child("schedule")
+func validateCronJobCreate(c *batchv1.CronJob) field.ErrorList {
 	var errs field.ErrorList
-	if c.Spec.Schedule == "" {
-		errs = append(errs, field.Required(path, ""))
-	} else {
-		if err := parseSchedule(c.Spec.Schedule); err != nil {
-			errs = append(errs, field.Invalid(path, c.Spec.Schedule, err.Error()))
-		}
-		switch zoned := strings.Contains(c.Spec.Schedule, "TZ"); {
-		case zoned && c.Spec.TimeZone != nil:
-			errs = append(errs, field.Invalid(path, c.Spec.Schedule, "cannot use both timeZone field and TZ or CRON_TZ in schedule"))
-		case zoned:
-			errs = append(errs, field.Invalid(path, c.Spec.Schedule, "cannot use TZ or CRON_TZ in schedule, use timeZone field instead"))
-		}
+	if len(c.Name) > maxCronJobName {
+		errs = append(errs, field.Invalid(field.NewPath("metadata", "name"), c.Name, fmt.Sprintf("must be no more than %d characters", maxCronJobName)))
 	}
-	if c.Spec.TimeZone == nil {
-		return errs
-	}
-	zone, path := *c.Spec.TimeZone, spec.Child("timeZone")
-	switch {
-	case zone == "":
-		return append(errs, field.Invalid(path, c.Spec.TimeZone, "timeZone must be nil or non-empty string"))
-	case strings.EqualFold(zone, "Local"):
-		return append(errs, field.Invalid(path, c.Spec.TimeZone, "timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones"))
-	}
-	if _, err := time.LoadLocation(zone); err != nil {
-		errs = append(errs, field.Invalid(path, c.Spec.TimeZone, err.Error()))
+	errs = append(errs, validateZoneInSchedule(c, false)...)
+	return append(errs, validateTimeZone(c.Spec.TimeZone)...)
+}
+
+// validateCronJobUpdate leaves alone what was allowed once.
+func validateCronJobUpdate(c, old *batchv1.CronJob) field.ErrorList {
+	errs := validateZoneInSchedule(c, strings.Contains(old.Spec.Schedule, "TZ"))
+	if !ptr.Equal(c.Spec.TimeZone, old.Spec.TimeZone) {
+		errs = append(errs, validateTimeZone(c.Spec.TimeZone)...)
 	}
 	return errs
+}
+
+// validateZoneInSchedule refuses a time zone in the text of the schedule.
+func validateZoneInSchedule(c *batchv1.CronJob, allowed bool) field.ErrorList {
+	path := field.NewPath("spec", "schedule")
+	switch {
+	case !strings.Contains(c.Spec.Schedule, "TZ"):
+	case !allowed:
+		return field.ErrorList{field.Invalid(path, c.Spec.Schedule, "cannot use TZ or CRON_TZ in schedule, use timeZone field instead")}
+	case c.Spec.TimeZone != nil:
+		return field.ErrorList{field.Invalid(path, c.Spec.Schedule, "cannot use both timeZone field and TZ or CRON_TZ in schedule")}
+	}
+	return nil
+}
+
+func validateTimeZone(zone *string) field.ErrorList {
+	if zone == nil {
+		return nil
+	}
+	path := field.NewPath("spec", "timeZone")
+	refuse := func(why string) *field.Error { return field.Invalid(path, zone, why) }
+	if *zone == "" {
+		return field.ErrorList{refuse("timeZone must be nil or non-empty string")}
+	}
+	for part := range strings.SplitSeq(*zone, "/") {
+		if !zonePart(part) {
+			return field.ErrorList{refuse("unknown time zone " + *zone)}
+		}
+	}
+	var errs field.ErrorList
+	if strings.EqualFold(*zone, "Local") {
+		errs = append(errs, refuse("timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones"))
+	}
+	if _, err := time.LoadLocation(*zone); err != nil {
+		errs = append(errs, refuse(err.Error()))
+	}
+	return errs
+}
+
+// zonePart reports whether a part of a time zone's name is one that the database of
+// IANA may have, so that the name cannot lead to another file.
+func zonePart(part string) bool {
+	if part == "" || len(part) > 14 || part == "." || part == ".." || part[0] == '-' {
+		return false
+	}
+	return strings.IndexFunc(part, func(r rune) bool {
+		return !(r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || strings.ContainsRune("._-+", r))
+	}) < 0
+}
+
+func cronJobWarnings(c, old *batchv1.CronJob) []string {
+	var warnings []string
+	if msgs := validation.IsDNS1123Label(c.Name); old == nil && len(msgs) > 0 {
+		warnings = append(warnings, fmt.Sprintf("metadata.name: this is used in Pod names and hostnames, which can result in surprising behavior; a DNS label is recommended: %v", msgs))
+	}
+	warnings = append(warnings, jobSpecWarnings(&c.Spec.JobTemplate.Spec, "spec.jobTemplate.spec")...)
+	if strings.Contains(c.Spec.Schedule, "TZ") {
+		warnings = append(warnings, "cannot use TZ or CRON_TZ in spec.spec.schedule, use timeZone instead, see https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details")
+	}
+	return warnings
 }
 
 // parseSchedule tells what is wrong with a schedule. The parser panics on some

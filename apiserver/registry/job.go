@@ -10,9 +10,13 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/warning"
 	"k8s.io/utils/ptr"
 )
 
@@ -33,10 +37,18 @@ func jobKind() Kind {
 		New:        newObject[batchv1.Job], NewList: newObject[batchv1.JobList],
 		Default:          forObject(defaultJob),
 		TracksGeneration: true,
-		PrepareForCreate: onCreate(func(_ context.Context, j *batchv1.Job) { selectOwnPods(j) }),
-		Validate:         validates(validateJob),
-		ValidateUpdate:   validatesUpdate(validateJobUpdate),
-		Status:           &StatusStrategy{Validate: validatesUpdate(validateJobStatus)},
+		PrepareForCreate: onCreate(func(_ context.Context, j *batchv1.Job) {
+			j.Spec.Scheduling = nil // alpha, off unless asked for
+			selectOwnPods(j)
+		}),
+		Validate:        validates(validateJob),
+		ValidateUpdate:  validatesUpdate(validateJobUpdate),
+		Warnings:        warns(jobWarnings),
+		OrphanByDefault: true,
+		Wrap: func(store *Store, _ Deps) rest.Storage {
+			return jobREST{kindREST{store, Kind{Categories: []string{"all"}}}}
+		},
+		Status: &StatusStrategy{Validate: validatesUpdate(validateJobStatus)},
 		Columns: append([]metav1.TableColumnDefinition{
 			nameColumn,
 			column("Status", "string", "What becomes of the job."),
@@ -53,6 +65,29 @@ func jobKind() Kind {
 			return fields.Set{"status.successful": strconv.Itoa(int(j.Status.Succeeded))}
 		}),
 	}
+}
+
+// jobREST warns of pods that a deletion leaves behind.
+type jobREST struct{ kindREST }
+
+func (r jobREST) warn(ctx context.Context, options *metav1.DeleteOptions) {
+	//nolint:staticcheck // old clients still say it by this field
+	if options != nil && options.PropagationPolicy == nil && options.OrphanDependents == nil {
+		warning.AddWarning(ctx, "", "child pods are preserved by default when jobs are deleted; "+
+			"set propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning")
+	}
+}
+
+// Delete implements rest.GracefulDeleter.
+func (r jobREST) Delete(ctx context.Context, name string, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions) (runtime.Object, bool, error) {
+	r.warn(ctx, options)
+	return r.kindREST.Delete(ctx, name, validate, options)
+}
+
+// DeleteCollection implements rest.CollectionDeleter.
+func (r jobREST) DeleteCollection(ctx context.Context, validate rest.ValidateObjectFunc, options *metav1.DeleteOptions, list *metainternalversion.ListOptions) (runtime.Object, error) {
+	r.warn(ctx, options)
+	return r.kindREST.DeleteCollection(ctx, validate, options, list)
 }
 
 func defaultJob(j *batchv1.Job) {
@@ -112,7 +147,9 @@ func selectOwnPods(j *batchv1.Job) {
 	if j.Spec.Selector.MatchLabels == nil {
 		j.Spec.Selector.MatchLabels = map[string]string{}
 	}
-	j.Spec.Selector.MatchLabels[jobUIDLabel] = string(j.UID)
+	if _, said := j.Spec.Selector.MatchLabels[jobUIDLabel]; !said {
+		j.Spec.Selector.MatchLabels[jobUIDLabel] = string(j.UID)
+	}
 }
 
 func jobLabels(j *batchv1.Job) map[string]string {

@@ -114,6 +114,10 @@ type Kind struct {
 	// Hooks returns what runs around a write, for kinds that allocate.
 	Hooks func(deps Deps) Hooks
 
+	// OrphanByDefault keeps the dependants of an object whose deletion does not say
+	// what becomes of them, as some kinds have done since before there was a choice.
+	OrphanByDefault bool
+
 	// Graceful, when not nil, decides how a deletion starts. It may set
 	// options.GracePeriodSeconds, and returns true when the object stays, with
 	// a deletionTimestamp, until it is deleted with a grace period of zero.

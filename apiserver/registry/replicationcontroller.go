@@ -25,6 +25,7 @@ func replicationControllerKind() Kind {
 		NewList:          newObject[corev1.ReplicationControllerList],
 		Default:          forObject(defaultReplicationController),
 		TracksGeneration: true,
+		OrphanByDefault:  true,
 		Validate:         validates(validateReplicationController),
 		Status:           &StatusStrategy{Validate: validatesUpdate(validateReplicationControllerStatus)},
 		Columns:          replicaColumns(),

@@ -48,8 +48,12 @@ func (s strategy) AllowUnconditionalUpdate(context.Context) bool {
 func (s strategy) Canonicalize(runtime.Object) {}
 
 // DefaultGarbageCollectionPolicy implements
-// rest.GarbageCollectionDeleteStrategy: dependents go with their owner.
+// rest.GarbageCollectionDeleteStrategy: dependents go with their owner, but for a few
+// old kinds.
 func (s strategy) DefaultGarbageCollectionPolicy(context.Context) rest.GarbageCollectionPolicy {
+	if s.kind.OrphanByDefault {
+		return rest.OrphanDependents
+	}
 	return rest.DeleteDependents
 }
 
