@@ -13,6 +13,7 @@ import (
 
 	"github.com/kplab/kplab/controller/daemonset"
 	"github.com/kplab/kplab/controller/deployment"
+	"github.com/kplab/kplab/controller/disruption"
 	"github.com/kplab/kplab/controller/endpoints"
 	"github.com/kplab/kplab/controller/endpointslice"
 	"github.com/kplab/kplab/controller/gc"
@@ -65,6 +66,7 @@ func All(d Deps) []Controller {
 		replicationcontroller.New(d),
 		statefulset.New(d),
 		daemonset.New(d),
+		disruption.New(d),
 		endpointslice.New(d),
 		endpoints.New(d),
 		mirroring.New(d),

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net/http"
 	"net/url"
 	"slices"
 
@@ -29,7 +28,7 @@ func podSubresources(store *Store, deps Deps) map[string]rest.Storage {
 	kubelet := kubeletProxy{store: store, deps: deps}
 	return map[string]rest.Storage{
 		"binding":             bindingREST{store},
-		"eviction":            evictionREST{store},
+		"eviction":            evictionREST{store, deps.Lookup},
 		"ephemeralcontainers": newEphemeralREST(store),
 		"log":                 logREST{kubelet},
 		"exec":                execREST{kubelet},
@@ -172,49 +171,6 @@ func withCondition(conditions []corev1.PodCondition, c corev1.PodCondition) []co
 		}
 	}
 	return append(out, c)
-}
-
-// evictionREST deletes a pod for drain. There are no disruption budgets yet, so
-// nothing is ever refused.
-type evictionREST struct{ store *Store }
-
-var (
-	_ rest.NamedCreater             = evictionREST{}
-	_ rest.GroupVersionKindProvider = evictionREST{}
-)
-
-func (evictionREST) New() runtime.Object   { return &policyv1.Eviction{} }
-func (evictionREST) Destroy()              {}
-func (evictionREST) NamespaceScoped() bool { return true }
-
-// GroupVersionKind implements rest.GroupVersionKindProvider: drain looks for
-// policy/v1 in the discovery of pods/eviction.
-func (evictionREST) GroupVersionKind(schema.GroupVersion) schema.GroupVersionKind {
-	return policyv1.SchemeGroupVersion.WithKind("Eviction")
-}
-
-func (r evictionREST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
-	eviction, ok := obj.(*policyv1.Eviction)
-	if !ok {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("not an Eviction object: %T", obj))
-	}
-	if name != eviction.Name {
-		return nil, apierrors.NewBadRequest("name in URL does not match name in Eviction object")
-	}
-	if validate != nil {
-		if err := validate(ctx, eviction.DeepCopyObject()); err != nil {
-			return nil, err
-		}
-	}
-	deleteOptions := &metav1.DeleteOptions{}
-	if eviction.DeleteOptions != nil {
-		deleteOptions = eviction.DeleteOptions.DeepCopy()
-	}
-	deleteOptions.DryRun = append(deleteOptions.DryRun, options.DryRun...)
-	if _, _, err := r.store.Delete(ctx, name, rest.ValidateAllObjectFunc, deleteOptions); err != nil {
-		return nil, err
-	}
-	return &metav1.Status{Status: metav1.StatusSuccess, Code: http.StatusCreated}, nil
 }
 
 // ephemeralREST adds ephemeral containers, for kubectl debug.

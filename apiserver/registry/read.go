@@ -10,7 +10,10 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/storage"
+	storeerr "k8s.io/apiserver/pkg/storage/errors"
 )
 
 // Read returns an object of another kind than the one a request is about. The
@@ -54,6 +57,34 @@ func List[T any](ctx context.Context, lookup func(string) *Store, resource, name
 		return zero, apierrors.NewInternalError(errNotA("list of "+resource, obj))
 	}
 	return out, nil
+}
+
+// Change edits an object of another kind than the one a request is about, as it is
+// stored, past admission and validation. change may be called again when another write
+// came between. Its error is returned as it is, and nothing is written; nothing is
+// written with dryRun, either.
+func Change[T runtime.Object](ctx context.Context, lookup func(string) *Store, resource, namespace, name string, dryRun bool, change func(T) error) error {
+	store, ctx, err := elsewhere(ctx, lookup, resource, namespace)
+	if err != nil {
+		return err
+	}
+	key, err := store.KeyFunc(ctx, name)
+	if err != nil {
+		return err
+	}
+	var refused error
+	err = store.Storage.GuaranteedUpdate(ctx, key, store.New(), false, nil, storage.SimpleUpdate(func(obj runtime.Object) (runtime.Object, error) {
+		stored, ok := obj.(T)
+		if !ok {
+			return nil, apierrors.NewInternalError(errNotA(store.SingularQualifiedResource.Resource, obj))
+		}
+		refused = change(stored)
+		return stored, refused
+	}), dryRun, nil)
+	if refused != nil || err == nil {
+		return refused
+	}
+	return storeerr.InterpretUpdateError(err, store.DefaultQualifiedResource, name)
 }
 
 // elsewhere returns the store of another kind and a request's context for it: a

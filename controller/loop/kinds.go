@@ -7,6 +7,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
@@ -38,6 +39,7 @@ func Kinds() []Kind {
 		{apps.WithResource("statefulsets"), "StatefulSet", true},
 		{apps.WithResource("daemonsets"), "DaemonSet", true},
 		{apps.WithResource("controllerrevisions"), "ControllerRevision", true},
+		{policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets"), "PodDisruptionBudget", true},
 		{discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), "EndpointSlice", true},
 		{coordinationv1.SchemeGroupVersion.WithResource("leases"), "Lease", true},
 	}
