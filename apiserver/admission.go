@@ -24,6 +24,7 @@ func newAdmission(a *auth, denyExternalIPs bool) admission.Interface {
 	plugins := []admission.Interface{
 		namespaceLifecycle{a.lookup},
 		podAdmission{a.lookup},
+		priorityAdmission{a.lookup},
 		certificateAdmission{a.authorizer},
 		rbac.NewEscalation(a.authorizer),
 	}

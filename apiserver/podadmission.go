@@ -28,8 +28,8 @@ const (
 	tolerationSeconds = 300
 )
 
-// podAdmission does for a new pod what the plugins ServiceAccount,
-// DefaultTolerationSeconds and Priority do upstream.
+// podAdmission does for a new pod what the plugins ServiceAccount and
+// DefaultTolerationSeconds do upstream.
 type podAdmission struct {
 	lookup func(string) *registry.Store
 }
@@ -44,9 +44,6 @@ func (p podAdmission) Admit(ctx context.Context, a admission.Attributes, _ admis
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok || a.GetResource().Resource != "pods" || a.GetSubresource() != "" {
 		return nil
-	}
-	if err := setPriority(pod); err != nil {
-		return admission.NewForbidden(a, err)
 	}
 	addTolerations(pod)
 	// A mirror pod shows what a node runs by itself; it can use no account.
@@ -162,28 +159,4 @@ func addTolerations(pod *corev1.Pod) {
 			})
 		}
 	}
-}
-
-// setPriority resolves the two priority classes that every cluster has; others
-// are not served.
-func setPriority(pod *corev1.Pod) error {
-	var priority int32
-	switch pod.Spec.PriorityClassName {
-	case "":
-	case "system-cluster-critical":
-		priority = 2000000000
-	case "system-node-critical":
-		priority = 2000001000
-	default:
-		return fmt.Errorf("no PriorityClass with name %v was found", pod.Spec.PriorityClassName)
-	}
-	if pod.Spec.Priority != nil && *pod.Spec.Priority != priority {
-		return fmt.Errorf("the integer value of priority (%d) must not be provided in pod spec; priority admission controller computed %d from the given PriorityClass name", *pod.Spec.Priority, priority)
-	}
-	pod.Spec.Priority = &priority
-	if pod.Spec.PreemptionPolicy == nil {
-		policy := corev1.PreemptLowerPriority
-		pod.Spec.PreemptionPolicy = &policy
-	}
-	return nil
 }

@@ -212,6 +212,9 @@ func (s *Server) seed(ctx context.Context, auth *auth) error {
 	if s.newestRevision("networking.k8s.io", "servicecidrs") == 0 && s.cfg.ServiceCIDR.IsValid() {
 		seeds.Add(ctx, auth.lookup("servicecidrs"), registry.DefaultServiceCIDR(s.cfg.ServiceCIDR, s.cfg.SecondaryServiceCIDR))
 	}
+	for _, class := range registry.SystemPriorityClasses() {
+		seeds.Add(ctx, auth.lookup("priorityclasses"), class)
+	}
 	return errors.Join(err, seeds.Wait())
 }
 

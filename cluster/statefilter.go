@@ -54,6 +54,8 @@ func thereFromStart(u *unstructured.Unstructured) bool {
 		return true // a role or binding of the bootstrap policy
 	case isKind(u, "networking.k8s.io", "ServiceCIDR") && u.GetName() == "kubernetes":
 		return true // the range of the settings
+	case isKind(u, "scheduling.k8s.io", "PriorityClass") && strings.HasPrefix(u.GetName(), "system-"):
+		return true // a class that nobody may change
 	}
 	return false
 }

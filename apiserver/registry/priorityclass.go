@@ -21,9 +21,19 @@ const (
 	maxUserPriority = 1000000000
 )
 
-// SystemPriorityClasses are the classes that every cluster has, by name.
-func SystemPriorityClasses() map[string]int32 {
-	return map[string]int32{"system-cluster-critical": 2000000000, "system-node-critical": 2000001000}
+// SystemPriorityClasses are the classes that every cluster has, complete and valid.
+// The objects are the caller's.
+func SystemPriorityClasses() []*schedulingv1.PriorityClass {
+	class := func(name string, value int32, description string) *schedulingv1.PriorityClass {
+		return &schedulingv1.PriorityClass{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 1}, Value: value, Description: description,
+			PreemptionPolicy: ptr.To(corev1.PreemptLowerPriority),
+		}
+	}
+	return []*schedulingv1.PriorityClass{
+		class("system-node-critical", 2000001000, "Used for system critical pods that must not be moved from their current node."),
+		class("system-cluster-critical", 2000000000, "Used for system critical pods that must run in the cluster, but can be moved to another node if necessary."),
+	}
 }
 
 func priorityClassKind() Kind {
@@ -65,19 +75,9 @@ func priorityClassKind() Kind {
 func validatePriorityClass(p *schedulingv1.PriorityClass) field.ErrorList {
 	var errs field.ErrorList
 	if strings.HasPrefix(p.Name, systemPriority) {
-		value, known := SystemPriorityClasses()[p.Name]
-		why := ""
-		switch {
-		case !known:
-			why = fmt.Sprintf("%v is not a known system priority class", p.Name)
-		case value != p.Value:
-			why = fmt.Sprintf("value of %v PriorityClass must be %v", p.Name, value)
-		case p.GlobalDefault:
-			why = fmt.Sprintf("globalDefault of %v PriorityClass must be %v", p.Name, false)
-		}
-		if why != "" {
+		if err := isSystemPriority(p); err != nil {
 			errs = append(errs, field.Forbidden(field.NewPath("metadata", "name"),
-				"priority class names with '"+systemPriority+"' prefix are reserved for system use only. error: "+why))
+				"priority class names with '"+systemPriority+"' prefix are reserved for system use only. error: "+err.Error()))
 		}
 	} else if p.Value > maxUserPriority {
 		errs = append(errs, field.Forbidden(field.NewPath("value"), fmt.Sprintf("maximum allowed value of a user defined priority is %v", maxUserPriority)))
@@ -86,4 +86,20 @@ func validatePriorityClass(p *schedulingv1.PriorityClass) field.ErrorList {
 		errs = append(errs, oneOf(*p.PreemptionPolicy, field.NewPath("preemptionPolicy"), corev1.PreemptLowerPriority, corev1.PreemptNever)...)
 	}
 	return errs
+}
+
+// isSystemPriority is nil for a class that every cluster has.
+func isSystemPriority(p *schedulingv1.PriorityClass) error {
+	for _, known := range SystemPriorityClasses() {
+		switch {
+		case known.Name != p.Name:
+		case known.Value != p.Value:
+			return fmt.Errorf("value of %v PriorityClass must be %v", p.Name, known.Value)
+		case p.GlobalDefault:
+			return fmt.Errorf("globalDefault of %v PriorityClass must be %v", p.Name, false)
+		default:
+			return nil
+		}
+	}
+	return fmt.Errorf("%v is not a known system priority class", p.Name)
 }
