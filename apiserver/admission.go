@@ -20,17 +20,23 @@ import (
 
 // newAdmission returns what is asked about every write before it is stored, in
 // this order.
-func newAdmission(a *auth, denyExternalIPs bool) admission.Interface {
+func (s *Server) newAdmission(a *auth) admission.Interface {
+	stored := func(resource string) func() bool {
+		return func() bool { return s.newestRevision("", resource) > 0 }
+	}
 	plugins := []admission.Interface{
 		namespaceLifecycle{a.lookup},
+		limitAdmission{a.lookup, stored("limitranges")},
 		podAdmission{a.lookup},
 		priorityAdmission{a.lookup},
 		certificateAdmission{a.authorizer},
 		rbac.NewEscalation(a.authorizer),
 	}
-	if denyExternalIPs {
+	if s.cfg.DenyServiceExternalIPs {
 		plugins = append(plugins, denyServiceExternalIPs{})
 	}
+	// Last, since what it lets through is charged.
+	plugins = append(plugins, newQuotaAdmission(a.lookup, stored("resourcequotas"), s.stop.ctx.Done()))
 	return admission.NewChainHandler(plugins...)
 }
 

@@ -95,7 +95,7 @@ func (s *Server) genericConfig(scheme *runtime.Scheme, codecs serializer.CodecFa
 	c.Authentication.Authenticator = auth.authenticator
 	c.Authentication.APIAudiences = authenticator.Audiences{issuer}
 	c.Authorization.Authorizer = auth.authorizer
-	c.AdmissionControl = newAdmission(auth, s.cfg.DenyServiceExternalIPs)
+	c.AdmissionControl = s.newAdmission(auth)
 
 	c.OpenAPIV3Config = openAPIConfig(scheme)
 	// Served by install, which builds it at the first request.

@@ -24,6 +24,7 @@ import (
 	"github.com/kplab/kplab/controller/nodelifecycle"
 	"github.com/kplab/kplab/controller/replicaset"
 	"github.com/kplab/kplab/controller/replicationcontroller"
+	"github.com/kplab/kplab/controller/resourcequota"
 	"github.com/kplab/kplab/controller/scheduler"
 	"github.com/kplab/kplab/controller/servicecidr"
 	"github.com/kplab/kplab/controller/statefulset"
@@ -67,6 +68,7 @@ func All(d Deps) []Controller {
 		statefulset.New(d),
 		daemonset.New(d),
 		disruption.New(d),
+		resourcequota.New(d),
 		endpointslice.New(d),
 		endpoints.New(d),
 		mirroring.New(d),

@@ -27,7 +27,6 @@ func limitRangeKind() Kind {
 			}
 		}),
 		Validate: validates(validateLimitRange),
-		Warnings: warns(func(_, old *corev1.LimitRange) []string { return unenforced(old == nil, "limit ranges") }),
 		Columns: []metav1.TableColumnDefinition{
 			nameColumn,
 			column("Created At", "date", "When it was made."),

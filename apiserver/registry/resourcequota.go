@@ -31,7 +31,6 @@ func resourceQuotaKind() Kind {
 			}
 			return field.ErrorList{field.Invalid(field.NewPath("spec", "scopes"), q.Spec.Scopes, "field is immutable")}
 		}),
-		Warnings: warns(func(_, old *corev1.ResourceQuota) []string { return unenforced(old == nil, "resource quotas") }),
 		Status: &StatusStrategy{Validate: validatesUpdate(func(q, _ *corev1.ResourceQuota) field.ErrorList {
 			status := field.NewPath("status")
 			errs := validateAmounts(q.Status.Hard, status.Child("hard"))
@@ -57,15 +56,6 @@ func resourceQuotaKind() Kind {
 			return []any{q.Name, strings.Join(requests, ", "), strings.Join(limits, ", "), age(q.CreationTimestamp)}
 		}),
 	}
-}
-
-// unenforced is the warning that a new object of a kind is stored and shown and
-// has no effect.
-func unenforced(created bool, what string) []string {
-	if !created {
-		return nil
-	}
-	return []string{"kplab stores " + what + " but does not enforce them"}
 }
 
 func validateQuotaSpec(s *corev1.ResourceQuotaSpec, path *field.Path) field.ErrorList {
