@@ -80,7 +80,7 @@ func New(cfg Config) (*Node, error) {
 		Name: "routes of " + cfg.Name, MinInterval: minInterval, RetryInterval: 2 * time.Second, MaxInterval: time.Minute,
 	}, n.noted("links and routes", n.heal))
 	n.statuses = pace.New(pace.Config{
-		Name: "status of " + cfg.Name, MinInterval: minInterval, RetryInterval: 2 * time.Second, MaxInterval: 5 * time.Minute,
+		Name: "status of " + cfg.Name, MinInterval: minInterval, RetryInterval: 2 * time.Second, MaxInterval: reportEvery,
 	}, n.noted("Node object", n.register))
 	n.witness = settle.NewWitness("node/"+cfg.Name, n.pending)
 	n.witness.Observe("nodes", "0")

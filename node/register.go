@@ -6,8 +6,11 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"time"
 
@@ -27,6 +30,8 @@ const (
 	// leaseEvery how often the node renews.
 	leaseSeconds = 40
 	leaseEvery   = 10 * time.Second
+	// reportEvery is how often the conditions' heartbeats move when nothing else does.
+	reportEvery = 5 * time.Minute
 	// defaultMaxPods is upstream's.
 	defaultMaxPods = 110
 )
@@ -121,8 +126,8 @@ func (n *Node) spec(now *corev1.Node) (*corev1.Node, bool) {
 	return want, changed
 }
 
-// status fills in what only the node knows. Times change only with what they
-// belong to: the Lease is the heartbeat.
+// status fills in what only the node knows. The Lease is the heartbeat that counts;
+// those of the conditions move now and then, so that people see that they do.
 func (n *Node) status(node *corev1.Node) {
 	s := &node.Status
 	s.Addresses = []corev1.NodeAddress{
@@ -133,8 +138,9 @@ func (n *Node) status(node *corev1.Node) {
 		corev1.ResourceCPU:              *resource.NewQuantity(int64(runtime.NumCPU()), resource.DecimalSI),
 		corev1.ResourceMemory:           *resource.NewQuantity(memory(), resource.BinarySI),
 		corev1.ResourcePods:             *resource.NewQuantity(int64(n.cfg.MaxPods), resource.DecimalSI),
-		corev1.ResourceEphemeralStorage: *resource.NewQuantity(0, resource.BinarySI),
+		corev1.ResourceEphemeralStorage: *resource.NewQuantity(diskSize(n.cfg.StateDir), resource.BinarySI),
 	}
+	maps.Copy(capacity, hugePages())
 	s.Capacity, s.Allocatable = capacity, capacity.DeepCopy()
 	s.DaemonEndpoints.KubeletEndpoint.Port = kubelet.Port
 	s.NodeInfo = corev1.NodeSystemInfo{
@@ -160,6 +166,10 @@ func setNodeCondition(s *corev1.NodeStatus, c corev1.NodeCondition) {
 			continue
 		}
 		c.LastTransitionTime, c.LastHeartbeatTime = old.LastTransitionTime, old.LastHeartbeatTime
+		// A report that comes early for another reason is not one of the heartbeats.
+		if now.Sub(old.LastHeartbeatTime.Time) > reportEvery/2 {
+			c.LastHeartbeatTime = now
+		}
 		if old.Status != c.Status {
 			c.LastTransitionTime, c.LastHeartbeatTime = now, now
 		}
@@ -236,6 +246,50 @@ func memory() int64 {
 		return 0
 	}
 	return int64(uint64(info.Totalram) * uint64(info.Unit)) //nolint:unconvert // the fields' types differ between architectures
+}
+
+// diskSize is the size in bytes of the file system that holds dir, which the nodes
+// share.
+func diskSize(dir string) int64 {
+	// The directory may come later than the node.
+	for {
+		var info unix.Statfs_t
+		if unix.Statfs(dir, &info) == nil {
+			return int64(info.Blocks) * int64(info.Bsize) //nolint:unconvert // the fields' types differ between architectures
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			return 0
+		}
+		dir = parent
+	}
+}
+
+// hugePages is what the kernel has set aside, by size: hugepages-2Mi and the like.
+func hugePages() corev1.ResourceList {
+	list := corev1.ResourceList{}
+	const pool = "/sys/kernel/mm/hugepages"
+	entries, err := os.ReadDir(pool)
+	if err != nil {
+		return list // a kernel without them
+	}
+	for _, e := range entries {
+		kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimPrefix(e.Name(), "hugepages-"), "kB"), 10, 64)
+		if err != nil {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(pool, e.Name(), "nr_hugepages"))
+		if err != nil {
+			continue
+		}
+		count, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+		if err != nil {
+			continue
+		}
+		size := resource.NewQuantity(kib<<10, resource.BinarySI)
+		list[corev1.ResourceName(corev1.ResourceHugePagesPrefix+size.String())] = *resource.NewQuantity(count*kib<<10, resource.BinarySI)
+	}
+	return list
 }
 
 func bootID() string {

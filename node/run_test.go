@@ -172,6 +172,9 @@ func TestNodeRegisters(t *testing.T) {
 		if n.Spec.PodCIDR != one.PodCIDR.String() || n.Status.Addresses[0].Address != one.IP.String() || n.Status.NodeInfo.KubeletVersion != "v1.37.2-kplab" {
 			t.Errorf("node is %+v", n)
 		}
+		if disk := n.Status.Capacity[corev1.ResourceEphemeralStorage]; disk.Value() < 1<<20 {
+			t.Errorf("the node's disk has %s", disk.String())
+		}
 		return err
 	})
 	// Marked by the lifecycle controller while it was silent: it speaks up.
@@ -203,6 +206,33 @@ func TestNodeRegisters(t *testing.T) {
 }
 
 // Who waits for a node is told what it fails at, for as long as it does.
+// Heartbeats move with the reports that come by their time, transitions never
+// without one.
+func TestConditionsKeepTheirTimes(t *testing.T) {
+	c := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue}
+	for _, row := range []struct {
+		name                  string
+		ago                   time.Duration
+		was                   corev1.ConditionStatus
+		heartbeat, transition bool
+	}{
+		{"an early report", time.Minute, corev1.ConditionTrue, false, false},
+		{"a report by its time", reportEvery, corev1.ConditionTrue, true, false},
+		{"a change", time.Minute, corev1.ConditionUnknown, true, true},
+	} {
+		then := metav1.NewTime(time.Now().Add(-row.ago).Truncate(time.Second))
+		s := &corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: row.was, LastHeartbeatTime: then, LastTransitionTime: then}}}
+		setNodeCondition(s, c)
+		got := s.Conditions[0]
+		if moved := !got.LastHeartbeatTime.Equal(&then); moved != row.heartbeat {
+			t.Errorf("%s: the heartbeat moved: %v", row.name, moved)
+		}
+		if moved := !got.LastTransitionTime.Equal(&then); moved != row.transition {
+			t.Errorf("%s: the transition moved: %v", row.name, moved)
+		}
+	}
+}
+
 func TestNodeSaysWhatFails(t *testing.T) {
 	l := newLab(t)
 	n := l.nodes["node1"]

@@ -53,7 +53,7 @@ func (k *Kubelet) ensureRunning(ctx context.Context, p *pod, o *corev1.Pod, spec
 			c.waitMessage = fmt.Sprintf("back-off %s restarting failed container=%s pod=%s_%s(%s)", c.startDue.Sub(c.exit.FinishedAt.Time).Round(time.Second), c.name, o.Name, o.Namespace, o.UID)
 			p.mu.Unlock()
 			if first {
-				k.event(o, corev1.EventTypeWarning, "BackOff", "Back-off restarting failed container %s in pod %s_%s(%s)", c.name, o.Name, o.Namespace, o.UID)
+				k.containerEvent(o, c.name, corev1.EventTypeWarning, "BackOff", "Back-off restarting failed container %s in pod %s_%s(%s)", c.name, o.Name, o.Namespace, o.UID)
 			}
 			k.again(p, wait)
 			return
@@ -73,7 +73,7 @@ func (k *Kubelet) ensureRunning(ctx context.Context, p *pod, o *corev1.Pod, spec
 		c.waitReason, c.waitMessage = w.reason, w.message
 		c.startDue = time.Now().Add(w.retry)
 		p.mu.Unlock()
-		k.event(o, corev1.EventTypeWarning, "Failed", "Error: %s", w.event())
+		k.containerEvent(o, c.name, corev1.EventTypeWarning, "Failed", "Error: %s", w.event())
 		k.again(p, w.retry)
 	}
 }
@@ -98,7 +98,8 @@ func (e *waitError) Error() string { return e.reason + ": " + e.message }
 
 // event is what the event says: upstream names image errors by their reason only.
 func (e *waitError) event() string {
-	if e.reason == "ErrImagePull" || e.reason == "ImagePullBackOff" {
+	switch e.reason {
+	case "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName":
 		return e.reason
 	}
 	return e.message
@@ -106,10 +107,10 @@ func (e *waitError) event() string {
 
 // startContainer begins the next attempt.
 func (k *Kubelet) startContainer(ctx context.Context, p *pod, o *corev1.Pod, spec *corev1.Container, c *container) error {
-	image, known := workload.Lookup(spec.Image)
-	if !known && len(spec.Command) == 0 {
-		return k.missingImage(p, o, spec, c)
+	if err := k.ensureImage(p, o, spec, c); err != nil {
+		return err
 	}
+	image, _ := workload.Lookup(spec.Image)
 	env, err := k.environment(o, spec, p.addresses())
 	if err != nil {
 		return &waitError{reason: "CreateContainerConfigError", message: err.Error(), retry: 2 * time.Second}
@@ -122,7 +123,7 @@ func (k *Kubelet) startContainer(ctx context.Context, p *pod, o *corev1.Pod, spe
 	}
 	p.mu.Unlock()
 	if !resumed {
-		k.event(o, corev1.EventTypeNormal, "Pulled", "Container image %q already present on machine", spec.Image)
+		k.containerEvent(o, c.name, corev1.EventTypeNormal, "Pulled", "Container image %q already present on machine and can be accessed by the pod", spec.Image)
 	}
 	if err := os.MkdirAll(k.podDir(o.UID), 0o755); err != nil {
 		return fmt.Errorf("make the pod's directory: %w", err)
@@ -170,32 +171,14 @@ func (k *Kubelet) startContainer(ctx context.Context, p *pod, o *corev1.Pod, spe
 	}
 	p.mu.Unlock()
 	if !resumed {
-		k.event(o, corev1.EventTypeNormal, "Created", "Created container: %s", spec.Name)
-		k.event(o, corev1.EventTypeNormal, "Started", "Started container %s", spec.Name)
+		k.containerEvent(o, c.name, corev1.EventTypeNormal, "Created", "Container created")
+		k.containerEvent(o, c.name, corev1.EventTypeNormal, "Started", "Container started")
 	}
 	if !resumed {
 		k.postStart(p, o, spec, c)
 	}
 	k.startProbes(p, o, spec, c)
 	return nil
-}
-
-// missingImage says which images there are: nothing can be pulled here.
-func (k *Kubelet) missingImage(p *pod, o *corev1.Pod, spec *corev1.Container, c *container) error {
-	p.mu.Lock()
-	c.pulls++
-	pulls := c.pulls
-	p.mu.Unlock()
-	retry := backoffAfter(pulls, crashBackoff, maxBackoff)
-	why := fmt.Sprintf("kplab has no image %q and pulls none; there are %s, and any image works for a container with a command",
-		spec.Image, strings.Join(workload.Images(), ", "))
-	if pulls > 1 {
-		k.event(o, corev1.EventTypeNormal, "BackOff", "Back-off pulling image %q", spec.Image)
-		return &waitError{reason: "ImagePullBackOff", message: fmt.Sprintf("Back-off pulling image %q: ErrImagePull: %s", spec.Image, why), retry: retry}
-	}
-	k.event(o, corev1.EventTypeNormal, "Pulling", "Pulling image %q", spec.Image)
-	k.event(o, corev1.EventTypeWarning, "Failed", "Failed to pull image %q: %s", spec.Image, why)
-	return &waitError{reason: "ErrImagePull", message: why, retry: retry}
 }
 
 // processSpec describes a real process of a container.
@@ -222,14 +205,6 @@ func (k *Kubelet) processSpec(p *pod, o *corev1.Pod, spec *corev1.Container, ima
 		ReadOnlyRoot: root.readOnly, Capabilities: root.capabilities, Privileged: root.privileged,
 		AllowPrivilegeEscalation: root.escalate, LogPath: logPath, TTY: spec.TTY, Stdin: spec.Stdin, StdinOnce: spec.StdinOnce,
 	}, nil
-}
-
-// isBusybox reports whether the image is one whose programs are busybox's.
-func isBusybox(image string) bool {
-	name := image[strings.LastIndexByte(image, '/')+1:]
-	name, _, _ = strings.Cut(name, "@")
-	name, _, _ = strings.Cut(name, ":")
-	return name == "busybox"
 }
 
 // process is a container that is a real process.

@@ -67,6 +67,27 @@ func (k *Kubelet) exec(ctx context.Context, p *pod, o *corev1.Pod, spec *corev1.
 	return code, err
 }
 
+// cause is the innermost error, which speaks of the program alone.
+func cause(err error) error {
+	for {
+		switch e := err.(type) { //nolint:errorlint // each layer is taken off
+		case interface{ Unwrap() error }:
+			if e.Unwrap() == nil {
+				return err
+			}
+			err = e.Unwrap()
+		case interface{ Unwrap() []error }:
+			all := e.Unwrap()
+			if len(all) == 0 {
+				return err
+			}
+			err = all[len(all)-1]
+		default:
+			return err
+		}
+	}
+}
+
 // say tells the caller on its stream why a program did not start; its exit code
 // says the rest, as a shell's would.
 func say(stderr, stdout io.Writer, err error) error {
@@ -77,6 +98,6 @@ func say(stderr, stdout io.Writer, err error) error {
 	if w == nil {
 		return nil
 	}
-	_, werr := fmt.Fprintln(w, err)
+	_, werr := fmt.Fprintln(w, cause(err))
 	return werr
 }

@@ -356,3 +356,26 @@ func (k *Kubelet) logFileOf(uid types.UID, container string, attempt int) string
 func (k *Kubelet) event(p *corev1.Pod, kind, reason, format string, args ...any) {
 	k.cfg.Recorder.Eventf(p, kind, reason, format, args...)
 }
+
+// containerEvent records an event about one container of a pod: the field path says
+// which, and kubectl describe begins the message with it.
+func (k *Kubelet) containerEvent(p *corev1.Pod, container, kind, reason, format string, args ...any) {
+	k.cfg.Recorder.Eventf(containerRef(p, container), kind, reason, format, args...)
+}
+
+// containerRef refers to a container the way upstream's events do.
+func containerRef(p *corev1.Pod, container string) *corev1.ObjectReference {
+	list := "containers"
+	for i := range p.Spec.InitContainers {
+		if p.Spec.InitContainers[i].Name == container {
+			list = "initContainers"
+		}
+	}
+	if ephemeral(p, container) != nil {
+		list = "ephemeralContainers"
+	}
+	return &corev1.ObjectReference{
+		Kind: "Pod", APIVersion: "v1", Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion,
+		FieldPath: "spec." + list + "{" + container + "}",
+	}
+}

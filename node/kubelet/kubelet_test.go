@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -29,6 +30,9 @@ func TestBuiltInPodBecomesReady(t *testing.T) {
 	if !strings.HasPrefix(st.ContainerID, "kplab://") || st.ImageID == "" || st.RestartCount != 0 || st.Started == nil || !*st.Started {
 		t.Errorf("container status is %+v", st)
 	}
+	if st.Resources == nil || st.User == nil || st.User.Linux.UID != 0 || !slices.Equal(st.User.Linux.SupplementalGroups, []int64{0}) {
+		t.Errorf("container status is %+v", st)
+	}
 	for _, kind := range []corev1.PodConditionType{corev1.PodInitialized, corev1.ContainersReady, corev1.PodScheduled, corev1.PodReadyToStartContainers} {
 		if c := condition(&p.Status, kind); c == nil || c.Status != corev1.ConditionTrue {
 			t.Errorf("condition %s is %+v", kind, c)
@@ -48,7 +52,7 @@ func TestBuiltInPodBecomesReady(t *testing.T) {
 		return nil
 	})
 	events := h.recorded()
-	for _, want := range []string{`Pulled Container image "nginx:latest" already present on machine`, "Created Created container: main", "Started Started container main"} {
+	for _, want := range []string{`Pulled Container image "nginx:latest" already present on machine and can be accessed by the pod`, "Created Container created", "Started Container started"} {
 		if !hasEvent(events, want) {
 			t.Errorf("no event %q in %v", want, events)
 		}
@@ -142,6 +146,30 @@ func TestUnknownImage(t *testing.T) {
 	}
 	h.delete("odd", 30)
 	h.untilGone("odd")
+}
+
+// What kept a container from its image is said in its status and in events, and a
+// name that is none is not looked for.
+func TestImagesThatCannotBe(t *testing.T) {
+	h := newHarness(t)
+	for name, c := range map[string]struct{ image, reason, message, event string }{
+		"never": {"example.com/no/such:1", "ErrImageNeverPull", `Container image "example.com/no/such:1" is not present with pull policy of Never`, "ErrImageNeverPull Container image"},
+		"odd":   {"a b", "InvalidImageName", `Failed to apply default image tag "a b": couldn't parse image name "a b": invalid reference format`, "InspectFailed Failed to apply"},
+	} {
+		p := newTestPod(name, c.image)
+		p.Spec.Containers[0].ImagePullPolicy = corev1.PullNever
+		h.create(p)
+		p = h.until(name, "waiting for its image", func(p *corev1.Pod) bool {
+			w := status0(p).State.Waiting
+			return w != nil && w.Reason == c.reason
+		})
+		if got := status0(p).State.Waiting.Message; got != c.message {
+			t.Errorf("%s: message is %q", name, got)
+		}
+		if events := h.recorded(); !hasEvent(events, c.event) || !hasEvent(events, "Failed Error: "+c.reason) {
+			t.Errorf("%s: events are %v", name, events)
+		}
+	}
 }
 
 func TestInitContainersAndSidecar(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -115,6 +116,64 @@ func TestVolumeChangesAtOneMoment(t *testing.T) {
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) != 4 { // a, c, ..data and what it points to
 		t.Errorf("the directory holds %v, %v", entries, err)
+	}
+}
+
+func TestImageNames(t *testing.T) {
+	for image, want := range map[string]string{
+		"nginx":                         "",
+		"nginx:1.27-alpine":             "",
+		"registry.k8s.io/a/b_c/d--e:v1": "",
+		"localhost:5000/x":              "",
+		"[::1]:5000/x":                  "",
+		"x@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef":   "",
+		"x:1@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef": "",
+		"Nginx":             "invalid reference format: repository name (library/Nginx) must be lowercase",
+		"team/Nginx:1":      "invalid reference format: repository name (team/Nginx) must be lowercase",
+		"nginx:":            "invalid reference format",
+		"nginx:la test":     "invalid reference format",
+		"a:b:c":             "invalid reference format",
+		"/nginx":            "invalid reference format",
+		"x@sha256:123":      "invalid reference format",
+		"http://a.com/x":    "invalid reference format",
+		"example.com/a//b":  "invalid reference format",
+		"example.com:x/a/b": "invalid reference format",
+	} {
+		got := ""
+		if err := checkImageName(image); err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%q: %q, want %q", image, got, want)
+		}
+	}
+}
+
+func TestMountAndUserStatus(t *testing.T) {
+	p := newTestPod("web", "nginx")
+	user, group := int64(1000), int64(2000)
+	p.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsUser: &user, FSGroup: &group, SupplementalGroups: []int64{0, 5}}
+	p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "a", MountPath: "/a"}, {Name: "b", MountPath: "/b", ReadOnly: true}}
+	st := containerStatus(p, &p.Spec.Containers[0], &container{name: "main", id: "x"}, "")
+	if u := st.User.Linux; u.UID != user || u.GID != 0 || !slices.Equal(u.SupplementalGroups, []int64{0, 5, group}) {
+		t.Errorf("user is %+v", u)
+	}
+	if m := st.VolumeMounts; len(m) != 2 || m[0].MountPath != "/a" || m[0].RecursiveReadOnly != nil || m[1].RecursiveReadOnly == nil || *m[1].RecursiveReadOnly != corev1.RecursiveReadOnlyDisabled {
+		t.Errorf("mounts are %+v", m)
+	}
+}
+
+func TestContainerRefSaysWhichContainer(t *testing.T) {
+	p := newTestPod("web", "nginx")
+	p.Spec.InitContainers = []corev1.Container{{Name: "first"}}
+	p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "look"}}}
+	for name, want := range map[string]string{
+		"main": "spec.containers{main}", "first": "spec.initContainers{first}", "look": "spec.ephemeralContainers{look}",
+	} {
+		ref := containerRef(p, name)
+		if ref.FieldPath != want || ref.Kind != "Pod" || ref.APIVersion != "v1" || ref.Name != "web" || ref.Namespace != "default" || ref.UID != p.UID {
+			t.Errorf("%s: %+v", name, ref)
+		}
 	}
 }
 

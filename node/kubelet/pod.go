@@ -3,6 +3,7 @@
 package kubelet
 
 import (
+	"context"
 	"net/netip"
 	"sync"
 	"time"
@@ -53,10 +54,19 @@ type pod struct {
 	// released is set when a pod that ended by itself has given back its network and
 	// its namespaces, removed when nothing of the pod is left on the node.
 	released, removed bool
+
+	// down ends when the pod's namespaces go, and with them what clients have open
+	// to its ports; takeDown ends it, once or more often.
+	down     context.Context
+	takeDown context.CancelFunc
 }
 
 func newPod(o *corev1.Pod) *pod {
-	return &pod{uid: o.UID, latest: o, started: time.Now(), containers: map[string]*container{}}
+	down, takeDown := context.WithCancel(context.Background())
+	return &pod{
+		uid: o.UID, latest: o, started: time.Now(), containers: map[string]*container{},
+		down: down, takeDown: takeDown,
+	}
 }
 
 func (p *pod) setLatest(o *corev1.Pod, deleted bool) {

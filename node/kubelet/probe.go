@@ -120,7 +120,7 @@ func (w *prober) readiness(ctx context.Context) {
 // restart ends an attempt that a probe found dead; the restart policy decides what
 // comes after.
 func (w *prober) restart(by string) {
-	w.k.event(w.o, corev1.EventTypeNormal, "Killing", "Container %s failed %s, will be restarted", w.spec.Name, by)
+	w.k.containerEvent(w.o, w.spec.Name, corev1.EventTypeNormal, "Killing", "Container %s failed %s, will be restarted", w.spec.Name, by)
 	w.p.mu.Lock()
 	current := w.c.run == w.run && !w.c.killing
 	if current {
@@ -183,7 +183,7 @@ func (w *prober) loop(ctx context.Context, kind string, pr *corev1.Probe, turned
 			good, run = err == nil, 1
 		}
 		if err != nil {
-			w.k.event(w.o, corev1.EventTypeWarning, "Unhealthy", "%s probe failed: %v", kind, err)
+			w.k.containerEvent(w.o, w.spec.Name, corev1.EventTypeWarning, "Unhealthy", "%s probe failed: %v", kind, err)
 		}
 		switch {
 		case good && !healthy && run >= success, !good && healthy && run >= failure, !good && kind == "Startup" && run >= failure:
@@ -360,7 +360,10 @@ func (k *Kubelet) postStart(p *pod, o *corev1.Pod, spec *corev1.Container, c *co
 		}
 		p.mu.Unlock()
 		if err != nil && ctx.Err() == nil {
-			k.event(o, corev1.EventTypeWarning, "FailedPostStartHook", "PostStartHook failed: %v", err)
+			// The event leaves out what the hook printed, which may be a secret.
+			k.log.Warn("a postStart hook failed", "pod", o.Namespace+"/"+o.Name, "container", spec.Name, "error", err)
+			k.containerEvent(o, spec.Name, corev1.EventTypeWarning, "FailedPostStartHook", "PostStartHook failed")
+			k.containerEvent(o, spec.Name, corev1.EventTypeNormal, "Killing", "FailedPostStartHook")
 			run.kill()
 		}
 		k.kick(p)

@@ -91,29 +91,10 @@ func readOnlyVolume(o *corev1.Pod, name string) bool {
 func (r *rootFS) secure(o *corev1.Pod, spec *corev1.Container) {
 	// Programs gain rights unless the spec says no: the API's default.
 	r.escalate = true
-	if s := o.Spec.SecurityContext; s != nil {
-		if s.RunAsUser != nil {
-			r.user.UID = uint32(*s.RunAsUser)
-		}
-		if s.RunAsGroup != nil {
-			r.user.GID = uint32(*s.RunAsGroup)
-		}
-		for _, g := range s.SupplementalGroups {
-			r.user.Groups = append(r.user.Groups, uint32(g))
-		}
-		if s.FSGroup != nil {
-			r.user.Groups = append(r.user.Groups, uint32(*s.FSGroup))
-		}
-	}
+	r.user = userOf(o, spec)
 	s := spec.SecurityContext
 	if s == nil {
 		return
-	}
-	if s.RunAsUser != nil {
-		r.user.UID = uint32(*s.RunAsUser)
-	}
-	if s.RunAsGroup != nil {
-		r.user.GID = uint32(*s.RunAsGroup)
 	}
 	if s.ReadOnlyRootFilesystem != nil {
 		r.readOnly = *s.ReadOnlyRootFilesystem
@@ -132,6 +113,35 @@ func (r *rootFS) secure(o *corev1.Pod, spec *corev1.Container) {
 			r.capabilities.Drop = append(r.capabilities.Drop, string(c))
 		}
 	}
+}
+
+// userOf is who a container's processes are; the images here have no user of their
+// own, so it is root where the security contexts say nothing.
+func userOf(o *corev1.Pod, spec *corev1.Container) sandbox.User {
+	var user sandbox.User
+	if s := o.Spec.SecurityContext; s != nil {
+		if s.RunAsUser != nil {
+			user.UID = uint32(*s.RunAsUser)
+		}
+		if s.RunAsGroup != nil {
+			user.GID = uint32(*s.RunAsGroup)
+		}
+		for _, g := range s.SupplementalGroups {
+			user.Groups = append(user.Groups, uint32(g))
+		}
+		if s.FSGroup != nil {
+			user.Groups = append(user.Groups, uint32(*s.FSGroup))
+		}
+	}
+	if s := spec.SecurityContext; s != nil {
+		if s.RunAsUser != nil {
+			user.UID = uint32(*s.RunAsUser)
+		}
+		if s.RunAsGroup != nil {
+			user.GID = uint32(*s.RunAsGroup)
+		}
+	}
+	return user
 }
 
 // messageFile is where a process leaves its termination message.

@@ -160,23 +160,30 @@ func (k *Kubelet) serveExec(w http.ResponseWriter, r *http.Request, t target) {
 		http.Error(w, "no command to execute", http.StatusBadRequest)
 		return
 	}
-	t.serveStreams(w, r, func(ctx context.Context, c *remote) error { return t.exec(ctx, c, cmd) })
+	t.serveStreams(w, r, fmt.Sprintf("container not found (%q)", t.spec.Name),
+		func(ctx context.Context, c *remote) error { return t.exec(ctx, c, cmd) })
 }
 
 func (k *Kubelet) serveAttach(w http.ResponseWriter, r *http.Request, t target) {
-	t.serveStreams(w, r, t.attach)
+	t.serveStreams(w, r, fmt.Sprintf("container %s not found in pod %s_%s", t.spec.Name, t.o.Name, t.o.Namespace), t.attach)
 }
 
-// serveStreams opens a client's streams to a container that runs.
-func (t target) serveStreams(w http.ResponseWriter, r *http.Request, run func(ctx context.Context, c *remote) error) {
+// serveStreams opens a client's streams to a container that runs; idle is said of
+// one that does not.
+func (t target) serveStreams(w http.ResponseWriter, r *http.Request, idle string, run func(ctx context.Context, c *remote) error) {
 	if t.running() == nil {
 		// Before the upgrade: after it, clients show errors less well.
-		http.Error(w, fmt.Sprintf("container not found (%q)", t.spec.Name), http.StatusInternalServerError)
+		http.Error(w, idle, http.StatusInternalServerError)
 		return
 	}
 	serveRemote(w, r, run)
 }
 
+// servePortForward lasts as long as the pod: kubectl says "lost connection to pod"
+// when the connection ends, and would wait for nothing if it did not.
 func (k *Kubelet) servePortForward(w http.ResponseWriter, r *http.Request, t target) {
-	serveForward(r.Context(), w, r, t.o.Name, string(t.o.UID), forwarder{t, r.Context()})
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(t.p.down, cancel)()
+	serveForward(ctx, w, r, t.o.Name, string(t.o.UID), forwarder{t, ctx})
 }

@@ -13,7 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/kplab/kplab/sandbox/workload"
+	"github.com/kplab/kplab/sandbox"
 )
 
 // updateStatus computes the pod's status and has it written when the API's is
@@ -77,7 +77,7 @@ func (k *Kubelet) statusOf(p *pod, o *corev1.Pod, before *corev1.PodStatus) *cor
 	for i := range o.Spec.InitContainers {
 		spec := &o.Spec.InitContainers[i]
 		c := p.containers[spec.Name]
-		st := containerStatus(spec, c, reason)
+		st := containerStatus(o, spec, c, reason)
 		done := c != nil && c.exit != nil && c.exit.ExitCode == 0
 		if isSidecar(spec) {
 			done = st.Started != nil && *st.Started
@@ -95,7 +95,7 @@ func (k *Kubelet) statusOf(p *pod, o *corev1.Pod, before *corev1.PodStatus) *cor
 	anyRunning, anyWaiting := false, false
 	for i := range o.Spec.Containers {
 		spec := &o.Spec.Containers[i]
-		st := containerStatus(spec, p.containers[spec.Name], reason)
+		st := containerStatus(o, spec, p.containers[spec.Name], reason)
 		s.ContainerStatuses = append(s.ContainerStatuses, st)
 		if !st.Ready {
 			notReady = append(notReady, spec.Name)
@@ -106,7 +106,7 @@ func (k *Kubelet) statusOf(p *pod, o *corev1.Pod, before *corev1.PodStatus) *cor
 	s.EphemeralContainerStatuses = nil
 	for i := range o.Spec.EphemeralContainers {
 		spec := corev1.Container(o.Spec.EphemeralContainers[i].EphemeralContainerCommon)
-		st := containerStatus(&spec, p.containers[spec.Name], "ContainerCreating")
+		st := containerStatus(o, &spec, p.containers[spec.Name], "ContainerCreating")
 		st.Ready, st.Started = false, nil // it has no part in the pod's readiness
 		s.EphemeralContainerStatuses = append(s.EphemeralContainerStatuses, st)
 	}
@@ -162,12 +162,12 @@ func (k *Kubelet) conditions(s *corev1.PodStatus, p *pod, o *corev1.Pod, initial
 			gate = string(g.ConditionType)
 		}
 	}
-	set(corev1.ContainersReady, ready, "ContainersNotReady", why)
 	if ready && gate != "" {
 		set(corev1.PodReady, false, "ReadinessGatesNotReady", "corresponding condition of pod readiness gate \""+gate+"\" is not \"True\".")
 	} else {
 		set(corev1.PodReady, ready, "ContainersNotReady", why)
 	}
+	set(corev1.ContainersReady, ready, "ContainersNotReady", why)
 	if condition(s, corev1.PodScheduled) == nil {
 		// A pod that names its node itself was scheduled by whoever wrote it.
 		setCondition(s, corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, ObservedGeneration: gen})
@@ -221,9 +221,9 @@ func setCondition(s *corev1.PodStatus, c corev1.PodCondition) {
 }
 
 // containerStatus is one container's part.
-func containerStatus(spec *corev1.Container, c *container, waiting string) corev1.ContainerStatus {
+func containerStatus(o *corev1.Pod, spec *corev1.Container, c *container, waiting string) corev1.ContainerStatus {
 	started := false
-	st := corev1.ContainerStatus{Name: spec.Name, Image: spec.Image, ImageID: "", Started: &started}
+	st := corev1.ContainerStatus{Name: spec.Name, Image: spec.Image, ImageID: "", Started: &started, VolumeMounts: mountStatus(spec)}
 	if c == nil {
 		st.State.Waiting = &corev1.ContainerStateWaiting{Reason: waiting}
 		return st
@@ -231,6 +231,11 @@ func containerStatus(spec *corev1.Container, c *container, waiting string) corev
 	st.RestartCount, st.ContainerID = int32(c.attempt), c.id
 	if c.id != "" {
 		st.ImageID = imageID(spec.Image)
+		// Nothing is limited here, so what is allocated is what was asked for.
+		st.AllocatedResources = spec.Resources.Requests.DeepCopy()
+		st.Resources = spec.Resources.DeepCopy()
+		st.Resources.Claims = nil
+		st.User = userStatus(userOf(o, spec))
 	}
 	if c.last != nil {
 		st.LastTerminationState.Terminated = c.last.DeepCopy()
@@ -254,12 +259,30 @@ func containerStatus(spec *corev1.Container, c *container, waiting string) corev
 	return st
 }
 
-// imageID names what an image is here.
-func imageID(image string) string {
-	if _, ok := workload.Lookup(image); ok {
-		return "kplab://builtin/" + image
+// mountStatus is the status of the container's mounts, in the order of the spec.
+func mountStatus(spec *corev1.Container) []corev1.VolumeMountStatus {
+	var out []corev1.VolumeMountStatus
+	for _, m := range spec.VolumeMounts {
+		st := corev1.VolumeMountStatus{Name: m.Name, MountPath: m.MountPath, ReadOnly: m.ReadOnly}
+		if m.ReadOnly {
+			disabled := corev1.RecursiveReadOnlyDisabled
+			st.RecursiveReadOnly = &disabled
+		}
+		out = append(out, st)
 	}
-	return "kplab://host/" + image
+	return out
+}
+
+// userStatus says who a container's first process is. Its group is among the
+// supplemental ones, as runtimes report it.
+func userStatus(u sandbox.User) *corev1.ContainerUser {
+	groups := []int64{int64(u.GID)}
+	for _, g := range u.Groups {
+		if !slices.Contains(groups, int64(g)) {
+			groups = append(groups, int64(g))
+		}
+	}
+	return &corev1.ContainerUser{Linux: &corev1.LinuxContainerUser{UID: int64(u.UID), GID: int64(u.GID), SupplementalGroups: groups}}
 }
 
 // statusLoop writes statuses and deletes objects; it is where the kubelet waits for

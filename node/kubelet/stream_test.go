@@ -434,6 +434,39 @@ func TestPortForward(t *testing.T) {
 	}
 }
 
+// A forward lasts as long as its pod, also when nothing goes through it.
+func TestPortForwardEndsWithThePod(t *testing.T) {
+	h := newHarness(t)
+	base := serving(t, h)
+	host := newTestPod("host", "nginx")
+	host.Spec.HostNetwork = true
+	done := newTestPod("done", "busybox", "sh", "-c", "while [ ! -e /tmp/go ]; do sleep 0.05; done")
+	done.Spec.RestartPolicy = corev1.RestartPolicyNever
+	for _, p := range []*corev1.Pod{newTestPod("web", "nginx"), host, done} {
+		h.create(p)
+		h.until(p.Name, "ready", isReady)
+	}
+	ends := map[string]chan error{}
+	for _, pod := range []string{"web", "host", "done"} {
+		for _, protocol := range []string{"SPDY", "WebSocket"} {
+			_, ends[pod+" over "+protocol], _ = forward(t, base, pod, protocol, "0:80")
+		}
+	}
+	h.delete("web", 0)
+	h.delete("host", 0)
+	h.eventuallyExec("done", []string{"touch", "/tmp/go"}, "")
+	for what, ended := range ends {
+		select {
+		case err := <-ended:
+			if !errors.Is(err, portforward.ErrLostConnectionToPod) {
+				t.Errorf("%s: forwarding ended with %v", what, err)
+			}
+		case <-time.After(patience):
+			t.Errorf("%s: forwarding goes on", what)
+		}
+	}
+}
+
 // What people leave in a built-in server's root is there when they look again, and
 // gone with the attempt.
 func TestViewOfABuiltInServerStays(t *testing.T) {

@@ -329,6 +329,7 @@ func (k *Kubelet) release(ctx context.Context, p *pod) {
 // dismantle takes the pod off the network and removes its namespaces. Doing it
 // twice is fine.
 func (k *Kubelet) dismantle(ctx context.Context, p *pod) error {
+	p.takeDown()
 	if !p.object().Spec.HostNetwork {
 		p.wiring.Lock()
 		err := k.cfg.Network.Del(ctx, k.attachment(p))

@@ -144,7 +144,7 @@ func (k *Kubelet) stopAll(p *pod, grace time.Duration, why string) bool {
 
 	if !told {
 		for _, c := range append(left, sidecars...) {
-			k.event(o, corev1.EventTypeNormal, "Killing", "Stopping container %s", c.name)
+			k.containerEvent(o, c.name, corev1.EventTypeNormal, "Killing", "Stopping container %s", c.name)
 			k.preStop(p, o, c, end, grace)
 		}
 	}
@@ -204,7 +204,8 @@ func (k *Kubelet) preStop(p *pod, o *corev1.Pod, c *container, end *ending, grac
 		ctx, cancel := context.WithTimeout(ctx, grace)
 		defer cancel()
 		if err := k.runHook(ctx, p, o, spec, spec.Lifecycle.PreStop); err != nil {
-			k.event(o, corev1.EventTypeWarning, "FailedPreStopHook", "PreStopHook failed: %v", err)
+			k.log.Warn("a preStop hook failed", "pod", o.Namespace+"/"+o.Name, "container", c.name, "error", err)
+			k.containerEvent(o, c.name, corev1.EventTypeWarning, "FailedPreStopHook", "PreStopHook failed")
 		}
 		p.mu.Lock()
 		end.hooks--
