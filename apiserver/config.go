@@ -97,7 +97,9 @@ func (s *Server) genericConfig(scheme *runtime.Scheme, codecs serializer.CodecFa
 	c.Authorization.Authorizer = auth.authorizer
 	c.AdmissionControl = s.newAdmission(auth)
 
-	c.OpenAPIV3Config = openAPIConfig(scheme)
+	if c.OpenAPIV3Config, err = openAPIConfig(scheme); err != nil {
+		return nil, err
+	}
 	// Served by install, which builds it at the first request.
 	c.SkipOpenAPIInstallation = true
 

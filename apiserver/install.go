@@ -53,10 +53,15 @@ func install(s *genericapiserver.GenericAPIServer, config *genericapiserver.Conf
 		s.AggregatedLegacyDiscoveryGroupManager, s.AggregatedLegacyDiscoveryGroupManager)
 	s.Handler.GoRestfulContainer.Add(legacy.GenerateWebService(genericapiserver.DefaultLegacyAPIPrefix, metav1.APIVersions{}))
 	for _, group := range groups(kinds) {
-		s.DiscoveryGroupManager.AddGroup(group)
-		s.Handler.GoRestfulContainer.Add(discovery.NewAPIGroupHandler(s.Serializer, group).WebService())
+		installGroup(s, group)
 	}
-	return serveOpenAPI(s, config.OpenAPIV3Config)
+	return nil
+}
+
+// installGroup puts a group into discovery.
+func installGroup(s *genericapiserver.GenericAPIServer, group metav1.APIGroup) {
+	s.DiscoveryGroupManager.AddGroup(group)
+	s.Handler.GoRestfulContainer.Add(discovery.NewAPIGroupHandler(s.Serializer, group).WebService())
 }
 
 func installGroupVersion(s *genericapiserver.GenericAPIServer, gv schema.GroupVersion, storage map[string]rest.Storage, scheme *runtime.Scheme, codecs serializer.CodecFactory, parameters runtime.ParameterCodec, schemas managedfields.TypeConverter, admit admission.Interface) error {

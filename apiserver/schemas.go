@@ -24,6 +24,7 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 
+	"github.com/kplab/kplab/apiserver/crd"
 	generated "github.com/kplab/kplab/apiserver/openapi"
 	"github.com/kplab/kplab/apiserver/registry"
 )
@@ -33,14 +34,26 @@ const maxRequestBytes = 3 << 20
 
 // openAPIConfig describes the API for OpenAPI v3. The definitions of all types
 // are made when they are first needed.
-func openAPIConfig(scheme *runtime.Scheme) *common.OpenAPIV3Config {
-	namer := openapi.NewDefinitionNamer(published(scheme))
+func openAPIConfig(scheme *runtime.Scheme) (*common.OpenAPIV3Config, error) {
+	definitions, err := crd.Published()
+	if err != nil {
+		return nil, fmt.Errorf("build the scheme of %s: %w", crd.Resource, err)
+	}
+	namer := openapi.NewDefinitionNamer(published(scheme), definitions)
 	c := genericapiserver.DefaultOpenAPIV3Config(func(common.ReferenceCallback) map[string]common.OpenAPIDefinition { return nil }, namer)
 	c.Definitions = nil
-	c.GetDefinitions = generated.GetOpenAPIDefinitions
+	c.GetDefinitions = func(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
+		out := generated.GetOpenAPIDefinitions(ref)
+		for name, d := range crd.OpenAPIDefinitions(ref) {
+			if _, ok := out[name]; !ok {
+				out[name] = d
+			}
+		}
+		return out
+	}
 	c.Info.Title = "Kubernetes"
 	c.Info.Version = KubernetesVersion
-	return c
+	return c, nil
 }
 
 // published returns a scheme with the published versions of scheme's types:
@@ -109,8 +122,7 @@ func (s schemas) TypedToObject(v *typed.TypedValue) (runtime.Object, error) {
 // serveOpenAPI serves /openapi/v3. The document of a group version is built
 // when it is first asked for. There is no /openapi/v2: no client since kubectl
 // 1.27 needs it where v3 is complete.
-func serveOpenAPI(s *genericapiserver.GenericAPIServer, config *common.OpenAPIV3Config) error {
-	service := handler3.NewOpenAPIService()
+func serveOpenAPI(s *genericapiserver.GenericAPIServer, config *common.OpenAPIV3Config, service *handler3.OpenAPIService) error {
 	if err := service.RegisterOpenAPIV3VersionedService("/openapi/v3", s.Handler.NonGoRestfulMux); err != nil {
 		return fmt.Errorf("serve OpenAPI: %w", err)
 	}

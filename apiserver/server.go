@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -19,7 +20,9 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/rest"
+	"k8s.io/kube-openapi/pkg/handler3"
 
+	"github.com/kplab/kplab/apiserver/crd"
 	"github.com/kplab/kplab/apiserver/registry"
 	"github.com/kplab/kplab/apiserver/store"
 )
@@ -83,8 +86,11 @@ type Server struct {
 	generic  *genericapiserver.GenericAPIServer
 	kinds    []registry.Kind
 	storages registry.Storages
+	custom   *crd.Server
 	stop     *stopSignal
-	ready    chan struct{}
+	// background is what hooks have started; it ends with stop.
+	background sync.WaitGroup
+	ready      chan struct{}
 }
 
 // New opens the state in cfg.StateDir and builds a server. It does not serve
@@ -187,7 +193,14 @@ func (s *Server) build() error {
 			}
 		}
 	})
+	documents := handler3.NewOpenAPIService()
 	if err := install(s.generic, config, scheme, codecs, s.kinds, storages); err != nil {
+		return errors.Join(err, s.listener.Close())
+	}
+	if err := s.installCustomResources(config, getter, documents, lookup); err != nil {
+		return errors.Join(err, s.listener.Close())
+	}
+	if err := serveOpenAPI(s.generic, config.OpenAPIV3Config, documents); err != nil {
 		return errors.Join(err, s.listener.Close())
 	}
 	if err := s.generic.AddPostStartHook("kplab-services", func(c genericapiserver.PostStartHookContext) error {
@@ -232,6 +245,7 @@ func (s *Server) Run(ctx context.Context) error {
 		<-cut
 	}
 	s.listener.closeConns()
+	s.background.Wait()
 	return errors.Join(err, s.close())
 }
 
@@ -300,16 +314,23 @@ func (s *Server) cachesReady() error {
 			}
 		}
 	}
-	return nil
+	return s.custom.ReadinessCheck()
 }
 
 // NewestRevisions returns the newest revision of each kind by its resource
 // name, deletions included, in which something of it was written; 0 for none.
-// A client that has seen these has seen everything.
+// Custom resources are called by their full names ("crontabs.example.com"). A client
+// that has seen these has seen everything.
 func (s *Server) NewestRevisions() map[string]uint64 {
 	out := make(map[string]uint64, len(s.kinds))
 	for _, k := range s.kinds {
-		out[k.Resource] = s.newestRevision(k.GroupVersion.Group, k.Resource)
+		if k.Virtual == nil {
+			out[k.Resource] = s.newestRevision(k.GroupVersion.Group, k.Resource)
+		}
+	}
+	out[crd.Resource] = s.newestRevision(crd.GroupVersion().Group, crd.Resource)
+	for _, gr := range s.custom.Resources() {
+		out[gr.String()] = s.newestRevision(gr.Group, gr.Resource)
 	}
 	return out
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/kplab/kplab/apiserver/crd"
 	"github.com/kplab/kplab/apiserver/registry"
 	"github.com/kplab/kplab/apiserver/store"
 )
@@ -87,6 +88,34 @@ func (c kindless) Decode(data []byte, gvk *schema.GroupVersionKind, into runtime
 		obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
 	}
 	return obj, kind, err
+}
+
+// jsonOptions gives each resource its part of the database, encoded by codec. The
+// custom resources have it, and their definitions, which no scheme of ours knows.
+type jsonOptions struct {
+	restOptions
+	codec runtime.Codec
+}
+
+// GetRESTOptions implements generic.RESTOptionsGetter. There is no watch cache: a
+// bundle of definitions has many kinds, of which few are ever used.
+func (o jsonOptions) GetRESTOptions(gr schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
+	return generic.RESTOptions{
+		StorageConfig:           storagebackend.NewDefaultConfig(keyPrefix, o.codec).ForResource(gr),
+		Decorator:               o.endable,
+		ResourcePrefix:          storagePrefix(gr),
+		EnableGarbageCollection: true,
+		DeleteCollectionWorkers: 4,
+	}, nil
+}
+
+// endable implements generic.StorageDecorator: our storage, which can be given up.
+func (o jsonOptions) endable(config *storagebackend.ConfigForResource, prefix string,
+	_ func(runtime.Object) (string, error), newFunc, newListFunc func() runtime.Object,
+	_ storage.AttrFunc, _ storage.IndexerFuncs, _ *cache.Indexers,
+) (storage.Interface, factory.DestroyFunc, error) {
+	s, end := crd.Endable(o.store(config, prefix, newFunc, newListFunc))
+	return s, end, nil
 }
 
 // plain implements generic.StorageDecorator: our storage, as it is.

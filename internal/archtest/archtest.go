@@ -49,6 +49,7 @@ var owners = map[string][]string{
 	"github.com/spf13/cobra":             {"cmd"},
 	"k8s.io/kubectl":                     {"cmd"},
 	"k8s.io/apiserver":                   {"apiserver"},
+	"k8s.io/apiextensions-apiserver":     {"apiserver"},
 	"k8s.io/endpointslice":               {"controller"},
 	"k8s.io/cri-streaming":               {"node", "apiserver"},
 }
