@@ -3,7 +3,8 @@
 // Package gc removes objects whose owners are gone.
 //
 // It keeps a graph of all objects and their owner references, fed by the watches of
-// every kind in [loop.Kinds]. Owners are matched by UID: an owner that was deleted and
+// every kind in [loop.Kinds] and of the custom resources that are defined, each with
+// a watch on metadata alone from its definition on. Owners are matched by UID: an owner that was deleted and
 // made again under the same name is not the owner any more. An owner that the graph
 // does not know is looked up in the API before anything is deleted, because the
 // watches of different kinds are not in step.

@@ -26,17 +26,18 @@ type Controller struct {
 	loop     *loop.Loop[ident]
 	metadata metadata.Interface
 	graph    *graph
-	kinds    map[schema.GroupKind]loop.Kind
+	kinds    *kinds
+	custom   *custom
 	setupErr error
 }
 
 // New makes the collector and subscribes it to every kind.
 func New(d loop.Deps) *Controller {
 	d = d.WithDefaults()
-	c := &Controller{metadata: d.Metadata, graph: newGraph(), kinds: map[schema.GroupKind]loop.Kind{}}
+	c := &Controller{metadata: d.Metadata, graph: newGraph(), kinds: newKinds()}
 	c.loop = loop.New(loop.Options[ident]{Name: "gc", Workers: workers, Sync: c.sync, Deps: d})
 	for _, kind := range loop.Kinds() {
-		c.kinds[schema.GroupKind{Group: kind.Group, Kind: kind.Kind}] = kind
+		c.kinds.set(kind)
 		informer, err := d.Informers.ForResource(kind.GroupVersionResource)
 		if err != nil {
 			c.setupErr = errors.Join(c.setupErr, fmt.Errorf("watch %s: %w", kind.Resource, err))
@@ -44,6 +45,7 @@ func New(d loop.Deps) *Controller {
 		}
 		loop.Watch(c.loop, kind.Resource, informer.Informer(), func(old, cur metav1.Object) { c.onObject(kind, old, cur) })
 	}
+	c.custom = newCustom(c, d)
 	return c
 }
 
@@ -58,6 +60,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	if c.setupErr != nil {
 		return c.setupErr
 	}
+	defer c.custom.run(ctx)()
 	return c.loop.Run(ctx)
 }
 
@@ -84,6 +87,9 @@ func differs(old, cur metav1.Object) bool {
 
 // sync looks at one object: is it garbage, or does its deletion wait for others?
 func (c *Controller) sync(ctx context.Context, i ident) error {
+	if i.isDefinition() {
+		return c.custom.follow(ctx, i.Name)
+	}
 	o, known := c.graph.get(i.UID)
 	switch {
 	case !known:
@@ -161,7 +167,7 @@ func (c *Controller) ownerState(ctx context.Context, of ident, ref metav1.OwnerR
 	if err != nil {
 		return ownerStays, nil // nobody can say what it names; nothing is deleted for it
 	}
-	kind, served := c.kinds[schema.GroupKind{Group: version.Group, Kind: ref.Kind}]
+	kind, served := c.kinds.get(schema.GroupKind{Group: version.Group, Kind: ref.Kind})
 	if !served || (kind.Namespaced && !of.Kind.Namespaced) {
 		return ownerStays, nil // likewise
 	}

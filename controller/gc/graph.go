@@ -5,9 +5,11 @@ package gc
 import (
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kplab/kplab/controller/loop"
@@ -141,6 +143,21 @@ func (g *graph) drop(uid types.UID) []ident {
 	return look
 }
 
+// forget takes an object out of which nothing can be said any more. To those that
+// name it as their owner it is a stranger then.
+func (g *graph) forget(uid types.UID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	o := g.objects[uid]
+	if o == nil {
+		return
+	}
+	delete(g.objects, uid)
+	for _, ref := range o.owners {
+		g.unlink(ref.UID, uid)
+	}
+}
+
 func (g *graph) unlink(owner, dependant types.UID) {
 	set := g.dependants[owner]
 	delete(set, dependant)
@@ -158,6 +175,22 @@ func (g *graph) get(uid types.UID) (object, bool) {
 		return object{}, false
 	}
 	return *o, true
+}
+
+// strangers returns the objects that name an owner of this kind that is not known.
+func (g *graph) strangers(kind schema.GroupKind) []ident {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var out []ident
+	for _, o := range g.objects {
+		if slices.ContainsFunc(o.owners, func(r metav1.OwnerReference) bool {
+			group, _, _ := strings.Cut(r.APIVersion, "/")
+			return r.Kind == kind.Kind && group == kind.Group && g.objects[r.UID] == nil
+		}) {
+			out = append(out, o.ident)
+		}
+	}
+	return out
 }
 
 // dependantsOf returns copies of the objects that name owner.
