@@ -24,8 +24,10 @@ type Facts struct {
 	NodeIPs  []netip.Addr
 	// Zone is the node's topology.kubernetes.io/zone label.
 	Zone string
-	// ClusterCIDRs, MasqueradeAll and LocalhostNodePorts are as in Snapshot.
+	// ClusterCIDRs, ServiceCIDRs, MasqueradeAll and LocalhostNodePorts are as in
+	// Snapshot.
 	ClusterCIDRs       []netip.Prefix
+	ServiceCIDRs       []netip.Prefix
 	MasqueradeAll      bool
 	LocalhostNodePorts bool
 	// NodePortAddresses limits where nodePorts answer: prefixes, or the words
@@ -40,6 +42,7 @@ func (f *Facts) equal(o *Facts) bool {
 	return f.NodeName == o.NodeName && f.Zone == o.Zone && f.MasqueradeAll == o.MasqueradeAll &&
 		f.LocalhostNodePorts == o.LocalhostNodePorts && f.ProxyName == o.ProxyName &&
 		slices.Equal(f.NodeIPs, o.NodeIPs) && slices.Equal(f.ClusterCIDRs, o.ClusterCIDRs) &&
+		slices.Equal(f.ServiceCIDRs, o.ServiceCIDRs) &&
 		slices.Equal(f.NodePortAddresses, o.NodePortAddresses)
 }
 
@@ -312,6 +315,7 @@ func assemble(f *Facts, decisions []*serviceDecision) *Snapshot {
 		NodeIPs:       slices.Clone(f.NodeIPs),
 		Families:      f.families(),
 		ClusterCIDRs:  slices.Clone(f.ClusterCIDRs),
+		ServiceCIDRs:  slices.Clone(f.ServiceCIDRs),
 		MasqueradeAll: f.MasqueradeAll,
 		NodePorts:     map[corev1.IPFamily]NodePortAddresses{},
 		Endpoints:     map[corev1.IPFamily]int{},

@@ -43,8 +43,8 @@ type Config struct {
 	NodeIPs  []netip.Addr
 	// ClusterCIDRs are the pods' ranges, at most one a family.
 	ClusterCIDRs []netip.Prefix
-	// ServiceCIDRs are the ranges of cluster addresses. Only connection tracking
-	// clean-up after a restart uses them.
+	// ServiceCIDRs are the ranges of cluster addresses, for the mode and for the
+	// clean-up of connection tracking after a restart.
 	ServiceCIDRs []netip.Prefix
 	// MasqueradeAll, NodePortAddresses and ProxyName are as in Facts;
 	// NoLocalhostNodePorts turns nodePorts on 127.0.0.1 off.
@@ -153,7 +153,7 @@ func New(cfg Config) (*Proxy, error) {
 		cfg: cfg, clock: cfg.Clock, log: cfg.Log.With("node", cfg.NodeName, "mode", cfg.Mode.Name()),
 		decider: NewDecider(),
 		facts: Facts{
-			NodeName: cfg.NodeName, NodeIPs: cfg.NodeIPs, ClusterCIDRs: cfg.ClusterCIDRs, MasqueradeAll: cfg.MasqueradeAll,
+			NodeName: cfg.NodeName, NodeIPs: cfg.NodeIPs, ClusterCIDRs: cfg.ClusterCIDRs, ServiceCIDRs: cfg.ServiceCIDRs, MasqueradeAll: cfg.MasqueradeAll,
 			LocalhostNodePorts: !cfg.NoLocalhostNodePorts, NodePortAddresses: cfg.NodePortAddresses, ProxyName: cfg.ProxyName,
 		},
 		status: Status{Mode: cfg.Mode.Name()},

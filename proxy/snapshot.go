@@ -249,6 +249,9 @@ type Snapshot struct {
 	// outside of them is masqueraded; a family without a range is never judged
 	// and so not masqueraded.
 	ClusterCIDRs []netip.Prefix
+	// ServiceCIDRs are the ranges of cluster addresses. A mode may refuse what goes
+	// to an address in there that no Service has.
+	ServiceCIDRs []netip.Prefix
 	// MasqueradeAll asks for masquerading of pods' traffic too.
 	MasqueradeAll bool
 	// NodePorts says where nodePorts answer, for each family.

@@ -1,0 +1,434 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kplab/kplab/internal/nfnl"
+	"github.com/kplab/kplab/proxy"
+)
+
+// state is what the kernel is known to hold of one family.
+type state struct {
+	*ruleset
+	// shared counts who wants an element of the shared sets, shaped who wants a
+	// chain of the compact layout.
+	shared map[sharedKey]int
+	shaped map[shape]int
+	// checked is the generation of the namespace in which all of it was last read
+	// back; 0 when others have changed something since.
+	checked uint32
+	// anonymous is the next free number for sets of single rules.
+	anonymous int
+}
+
+type sharedKey struct {
+	set
+	key
+}
+
+func newState(r *ruleset) *state {
+	st := &state{ruleset: r, shared: map[sharedKey]int{}, shaped: map[shape]int{}}
+	for _, b := range r.blocks {
+		st.count(b, 1)
+	}
+	return st
+}
+
+// sharedSets are those in which several Services may want one element.
+var sharedSets = [...]set{hairpins, clusterIPs}
+
+func (st *state) count(b *block, by int) {
+	for _, s := range sharedSets {
+		for _, e := range b.elements[s] {
+			st.shared[sharedKey{s, e.key}] += by
+		}
+	}
+	for _, sh := range b.shapes {
+		st.shaped[sh] += by
+	}
+}
+
+// change is what turns the kernel's table into a ruleset.
+type change struct {
+	// table is to be made, after whatever is there was deleted.
+	table, replace bool
+	// why it has to be made anew.
+	why       string
+	newSets   []*container
+	newChains []chain
+	// written are the chains whose rules are written, those that hang on a hook
+	// last; emptied are flushed before sets go that their rules use.
+	written []chain
+	emptied []string
+	// replaced elements have another value than before, added and removed ones are
+	// on one side only.
+	replaced, added, removed [sets][]element
+	staleChains, staleSets   []string
+}
+
+func (c *change) empty() bool {
+	n := len(c.newSets) + len(c.newChains) + len(c.written) + len(c.staleChains) + len(c.staleSets)
+	for s := range sets {
+		n += len(c.replaced[s]) + len(c.added[s]) + len(c.removed[s])
+	}
+	return n == 0 && !c.table && !c.replace
+}
+
+// size is roughly how much is to be read back.
+func (c *change) size() int {
+	n := len(c.written)
+	for s := range sets {
+		n += len(c.replaced[s]) + len(c.added[s]) + len(c.removed[s])
+	}
+	return n
+}
+
+// manyChanges is the size of a change above which all of the table is read back
+// in one go.
+const manyChanges = 2000
+
+// apply brings one family up to date and reads back what it wrote.
+func (m *Mode) apply(r *ruleset) (*state, error) {
+	conn, err := nfnl.Dial(m.opts.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	if m.opts.MaxBatch > 0 {
+		conn.SetLimit(m.opts.MaxBatch)
+	}
+	st := m.applied[r.family]
+	if st == nil || !st.same(&r.base) {
+		return m.load(conn, r)
+	}
+	c := st.diff(r)
+	st.ruleset = r
+	if c.empty() {
+		return st, nil
+	}
+	before, err := conn.Generation()
+	if err != nil {
+		return nil, err
+	}
+	sent, err := st.write(conn, c)
+	if err != nil {
+		return nil, fmt.Errorf("change the nftables rules: %w", err)
+	}
+	if c.size() > manyChanges {
+		return st, st.verify(conn)
+	}
+	if err := st.readBack(conn, c); err != nil {
+		return nil, err
+	}
+	after, err := conn.Generation()
+	if err != nil {
+		return nil, err
+	}
+	// Nobody else has changed anything if the number moved by our transactions
+	// only: then the last full look still holds.
+	if st.checked != before || after != before+uint32(sent) {
+		st.checked = 0
+	} else {
+		st.checked = after
+	}
+	return st, nil
+}
+
+// load starts from what the kernel has.
+func (m *Mode) load(conn *nfnl.Conn, r *ruleset) (*state, error) {
+	st := newState(r)
+	have, err := look(conn, r.family, true)
+	if err != nil {
+		return nil, err
+	}
+	st.checked, st.anonymous = have.generation, have.anonymous
+	c := have.compare(r)
+	if c.empty() {
+		return st, nil
+	}
+	_, err = st.write(conn, c)
+	if err != nil && have.exists && !c.replace && !errors.Is(err, unix.EMSGSIZE) {
+		// Something in the table is in the way that is not understood.
+		_, err = st.write(conn, have.replacement(r))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("load the nftables rules: %w", err)
+	}
+	return st, st.verify(conn)
+}
+
+// diff compares the ruleset that the kernel holds with another of the same base,
+// and counts for the other. Both list Service ports in the same order, and a
+// shared block is equal.
+func (st *state) diff(r *ruleset) *change {
+	d := differ{state: st, touched: map[sharedKey]int{}, shapes: map[shape]int{}}
+	i, j := 0, 0
+	for i < len(st.blocks) || j < len(r.blocks) {
+		switch {
+		case i < len(st.blocks) && j < len(r.blocks) && st.blocks[i] == r.blocks[j]:
+			i++
+			j++
+		case j == len(r.blocks) || (i < len(st.blocks) && proxy.CompareServicePorts(st.owners[i], r.owners[j]) < 0):
+			d.block(st.blocks[i], &block{})
+			i++
+		case i == len(st.blocks) || proxy.CompareServicePorts(st.owners[i], r.owners[j]) > 0:
+			d.block(&block{}, r.blocks[j])
+			j++
+		default:
+			d.block(st.blocks[i], r.blocks[j])
+			i++
+			j++
+		}
+	}
+	return d.finish()
+}
+
+// differ collects what changed, block by block.
+type differ struct {
+	*state
+	change
+	// gone and fresh are elements that some block lost or gained. One key may be
+	// in both, when a Service takes over what another had.
+	gone, fresh [sets][]element
+	touched     map[sharedKey]int // the count before
+	shapes      map[shape]int
+}
+
+func (d *differ) block(old, want *block) {
+	for _, s := range sharedSets {
+		for _, b := range []*block{old, want} {
+			for _, e := range b.elements[s] {
+				k := sharedKey{s, e.key}
+				if _, seen := d.touched[k]; !seen {
+					d.touched[k] = d.shared[k]
+				}
+			}
+		}
+	}
+	for _, b := range []*block{old, want} {
+		for _, sh := range b.shapes {
+			if _, seen := d.shapes[sh]; !seen {
+				d.shapes[sh] = d.shaped[sh]
+			}
+		}
+	}
+	d.count(old, -1)
+	d.count(want, 1)
+	for s := range sets {
+		if s == hairpins || s == clusterIPs {
+			continue
+		}
+		d.gone[s] = append(d.gone[s], missing(old.elements[s], want.elements[s])...)
+		d.fresh[s] = append(d.fresh[s], missing(want.elements[s], old.elements[s])...)
+	}
+	d.chains(old, want)
+}
+
+// missing lists the elements of a that b lacks.
+func missing(a, b []element) []element {
+	if len(a)*len(b) > 1<<12 {
+		have := make(map[element]bool, len(b))
+		for _, e := range b {
+			have[e] = true
+		}
+		return slices.DeleteFunc(slices.Clone(a), func(e element) bool { return have[e] })
+	}
+	var out []element
+	for i := range a {
+		if !slices.Contains(b, a[i]) {
+			out = append(out, a[i])
+		}
+	}
+	return out
+}
+
+func (d *differ) chains(old, want *block) {
+	// A set whose timeout changed cannot be changed; it is made anew, and what
+	// refers to it is written anew.
+	renewed := false
+	for _, a := range old.affinity {
+		i := slices.IndexFunc(want.affinity, func(b *container) bool { return a.name == b.name })
+		if i < 0 || want.affinity[i].timeout != a.timeout {
+			d.staleSets = append(d.staleSets, a.name)
+		}
+		renewed = renewed || (i >= 0 && want.affinity[i].timeout != a.timeout)
+	}
+	for _, a := range want.affinity {
+		if !slices.ContainsFunc(old.affinity, func(b *container) bool { return a.name == b.name && a.timeout == b.timeout }) {
+			d.newSets = append(d.newSets, a)
+		}
+	}
+	for i := range want.chains {
+		c := want.chains[i]
+		was := slices.IndexFunc(old.chains, func(o chain) bool { return o.name == c.name })
+		switch {
+		case was < 0:
+			d.newChains = append(d.newChains, c)
+			d.written = append(d.written, c)
+		case renewed:
+			d.emptied = append(d.emptied, c.name)
+			d.written = append(d.written, c)
+		case !slices.EqualFunc(old.chains[was].rules, c.rules, func(a, b rule) bool { return a.same(&b) }):
+			d.written = append(d.written, c)
+		}
+	}
+	for i := range old.chains {
+		name := old.chains[i].name
+		if !slices.ContainsFunc(want.chains, func(c chain) bool { return c.name == name }) {
+			d.staleChains = append(d.staleChains, name)
+		}
+	}
+}
+
+// finish settles what several Services have to do with.
+func (d *differ) finish() *change {
+	for k, before := range d.touched {
+		switch after := d.shared[k]; {
+		case before == 0 && after > 0:
+			d.added[k.set] = append(d.added[k.set], element{key: k.key})
+		case before > 0 && after == 0:
+			d.removed[k.set] = append(d.removed[k.set], element{key: k.key})
+			delete(d.shared, k)
+		}
+	}
+	for sh, before := range d.shapes {
+		switch after := d.shaped[sh]; {
+		case before == 0 && after > 0:
+			c := d.shapeChain(sh)
+			d.newChains, d.written = append(d.newChains, c), append(d.written, c)
+		case before > 0 && after == 0:
+			d.staleChains = append(d.staleChains, sh.name())
+			delete(d.shaped, sh)
+		}
+	}
+	for s := range sets {
+		d.elements(s, d.gone[s], d.fresh[s])
+	}
+	return &d.change
+}
+
+// elements sorts what is gone and what is fresh by what has to be done.
+func (c *change) elements(s set, gone, fresh []element) {
+	if len(gone) == 0 {
+		c.added[s] = append(c.added[s], fresh...)
+		return
+	}
+	was := make(map[key]value, len(gone))
+	for _, e := range gone {
+		was[e.key] = e.value
+	}
+	for _, e := range fresh {
+		old, there := was[e.key]
+		switch {
+		case !there:
+			c.added[s] = append(c.added[s], e)
+		case old != e.value:
+			c.replaced[s] = append(c.replaced[s], e)
+		}
+		delete(was, e.key)
+	}
+	for _, e := range gone {
+		if _, left := was[e.key]; left {
+			c.removed[s] = append(c.removed[s], e)
+		}
+	}
+}
+
+// write carries out a change: what it needs first, then what leads there, then
+// what nothing leads to any more. It returns the number of transactions, which is
+// one unless the socket takes no more.
+func (st *state) write(conn *nfnl.Conn, c *change) (int, error) {
+	b := &batch{family: st.family, conn: conn, anonymous: st.anonymous}
+	if c.replace {
+		b.addTable() // so that there is one to delete
+		b.deleteTable()
+	}
+	if c.table || c.replace {
+		b.addTable()
+	}
+	stale := c.staleSets
+	if len(c.emptied) > 0 {
+		for _, name := range c.emptied {
+			b.flushChain(name)
+		}
+		for _, name := range stale {
+			b.deleteSet(name)
+		}
+		stale = nil
+	}
+	for _, s := range c.newSets {
+		b.addSet(s, 0)
+	}
+	b.mayCut()
+	for i := range c.newChains {
+		b.addChain(&c.newChains[i])
+		b.mayCut()
+	}
+	containers := st.containers()
+	put := func(s set) {
+		for part := range slices.Chunk(c.replaced[s], chunkElements) {
+			b.elements(unix.NFT_MSG_DELSETELEM, containers[s], 0, part)
+			b.elements(unix.NFT_MSG_NEWSETELEM, containers[s], 0, part)
+			b.mayCut()
+		}
+		for part := range slices.Chunk(c.added[s], chunkElements) {
+			b.elements(unix.NFT_MSG_NEWSETELEM, containers[s], 0, part)
+			b.mayCut()
+		}
+	}
+	put(endpoints)
+	fresh := make(map[string]bool, len(c.newChains))
+	for i := range c.newChains {
+		fresh[c.newChains[i].name] = true
+	}
+	write := func(w *chain) {
+		if !fresh[w.name] {
+			b.flushChain(w.name)
+		}
+		for i := range w.rules {
+			b.addRule(w.name, &w.rules[i])
+		}
+		b.mayCut()
+	}
+	for i := range c.written {
+		if c.written[i].hook == nil {
+			write(&c.written[i])
+		}
+	}
+	for s := range sets {
+		if s != endpoints {
+			put(s)
+		}
+	}
+	for i := range c.written {
+		if c.written[i].hook != nil {
+			write(&c.written[i])
+		}
+	}
+	for s := range sets {
+		for part := range slices.Chunk(c.removed[s], chunkElements) {
+			b.elements(unix.NFT_MSG_DELSETELEM, containers[s], 0, part)
+			b.mayCut()
+		}
+	}
+	for _, name := range c.staleChains {
+		b.flushChain(name)
+	}
+	for _, name := range c.staleChains {
+		b.deleteChain(name)
+		b.mayCut()
+	}
+	for _, name := range stale {
+		b.deleteSet(name)
+		b.mayCut()
+	}
+	b.commit()
+	st.anonymous = b.anonymous
+	return b.sent, b.err
+}
