@@ -51,6 +51,9 @@ func (db *DB) commit(batch []*op) error {
 	}
 	t := &transaction{db: db, state: db.state, tallies: map[string]tally{}}
 	panicked, err := guard(func() error { return t.run(batch) })
+	if err == nil && t.dirty {
+		err = db.makeDurable(batch, t.size)
+	}
 	if !t.dirty && !panicked {
 		// Nothing reached the file: it was rolled back by us, or never begun.
 		return db.readError(err)
@@ -92,28 +95,22 @@ func (db *DB) mend() error {
 		db.life.Unlock()
 		return nil
 	}
-	if db.bolt != nil {
-		_, _ = guard(db.bolt.Close)
-		db.bolt = nil
-	}
-	b, err := openFile(db.path, db.opts)
-	if err != nil {
-		db.broken = err
-		db.life.Unlock()
-		return err
-	}
-	db.bolt = b
 	db.life.Unlock()
-
-	st, tallies, expiry, err := db.load(db.viewOnce)
+	if err := db.shutFile(); err != nil {
+		db.opts.Log.Debug("closing a file whose commit failed", "path", db.path, "err", err)
+	}
+	st, tallies, expiry, err := db.open()
 	if err == nil && st.rev < db.state.rev {
 		err = corrupt(db.path, "it is at revision %d, but revision %d was reached before", st.rev, db.state.rev)
 	}
 	var events []*event
 	if err == nil && st.rev > db.state.rev {
 		_, err = guard(func() error {
-			return b.Update(func(tx *bolt.Tx) error { return putState(tx, st) })
+			return db.bolt.Update(func(tx *bolt.Tx) error { return putState(tx, st) })
 		})
+		if err == nil && db.journal != nil {
+			err = db.journal.checkpoint(db.bolt)
+		}
 		if err == nil {
 			events, _, err = db.eventsFromDisk(db.viewOnce, db.state.rev, everything, int(st.rev-db.state.rev))
 		}
@@ -168,8 +165,9 @@ type transaction struct {
 	tallies map[string]tally // those that changed
 	events  []*event
 	expiry  int64
-	dirty   bool // a commit was tried
-	stuck   bool // the transaction could not be ended
+	dirty   bool  // a commit was tried
+	size    int64 // of the file, as far as it is used
+	stuck   bool  // the transaction could not be ended
 
 	tx                    *bolt.Tx
 	objects, log, expires *bolt.Bucket
@@ -196,6 +194,7 @@ func (t *transaction) run(batch []*op) error {
 		return errors.Join(err, tx.Rollback())
 	}
 	t.dirty = true
+	t.size = tx.Size()
 	return tx.Commit()
 }
 
@@ -270,7 +269,10 @@ func (t *transaction) do(o *op) error {
 		old.value = bytes.Clone(old.value) // raw dies with the next change
 	}
 	ok := old.rev == o.expect
-	if o.kind == opExpire {
+	switch {
+	case o.again:
+		ok = true
+	case o.kind == opExpire:
 		ok = old.expire != 0 && old.expire <= o.dueBy
 	}
 	if !ok {

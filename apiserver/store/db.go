@@ -108,6 +108,10 @@ type DB struct {
 	bolt   *bolt.DB // nil after Close, and while the file cannot be opened
 	broken error    // why the next write has to open the file anew first
 
+	// journal is nil without fsync, and where there is no room for one: then bbolt
+	// syncs each commit by itself. The writer's.
+	journal *journal
+
 	queue     queue
 	writing   sync.Mutex    // held by the writer during a commit and what it may have to mend
 	commits   atomic.Uint64 // bbolt transactions that changed something
@@ -138,13 +142,9 @@ func Open(path string, opts Options) (*DB, error) {
 		ring:     ring{maxEvents: opts.ringEvents, maxBytes: opts.ringBytes},
 	}
 	db.queue.init()
-	b, err := openFile(path, opts)
-	if err != nil {
+	var err error
+	if db.state, db.tallies, db.nextExpiry, err = db.open(); err != nil {
 		return nil, err
-	}
-	db.bolt = b
-	if db.state, db.tallies, db.nextExpiry, err = db.load(db.viewOnce); err != nil {
-		return nil, errors.Join(err, b.Close())
 	}
 	db.ctx, db.cancel = context.WithCancel(context.Background())
 	db.close = sync.OnceValue(db.shutDown)
@@ -153,6 +153,62 @@ func Open(path string, opts Options) (*DB, error) {
 	go db.writer()
 	go db.timekeeper()
 	return db, nil
+}
+
+// open opens the file, brings it up to date with its journal, and reads what is kept
+// in memory. Readers see the file when all of that is done. When it fails, nothing is
+// open.
+func (db *DB) open() (st state, tallies map[string]tally, expiry int64, err error) {
+	b, roomy, err := openFile(db.path, db.opts)
+	if err != nil {
+		return st, nil, 0, err
+	}
+	view := func(fn func(tx *bolt.Tx) error) error {
+		_, err := guard(func() error { return b.View(fn) })
+		return err
+	}
+	j, err := db.startJournal(b, roomy)
+	if err == nil {
+		st, tallies, expiry, err = db.load(view)
+	}
+	if err == nil && j != nil {
+		var done bool
+		if done, err = db.redo(j, b, st, tallies); err == nil && done {
+			st, tallies, expiry, err = db.load(view)
+		}
+	}
+	if err == nil && j != nil && (db.opts.NoFsync || !roomy) {
+		err = j.retire(b, db.opts.NoFsync)
+		j = nil
+	}
+	if err != nil {
+		if j != nil {
+			err = errors.Join(err, j.close()) // before the file, which waits for the pin
+		}
+		_, closed := guard(b.Close)
+		return st, nil, 0, errors.Join(db.readError(err), closed)
+	}
+	db.life.Lock()
+	db.bolt, db.journal = b, j
+	db.life.Unlock()
+	return st, tallies, expiry, nil
+}
+
+// shutFile closes the file and its journal as they are. Readers wait, and find nothing.
+func (db *DB) shutFile() error {
+	db.life.Lock()
+	defer db.life.Unlock()
+	var errs []error
+	if db.journal != nil {
+		errs = append(errs, db.journal.close())
+		db.journal = nil
+	}
+	if db.bolt != nil {
+		_, err := guard(db.bolt.Close)
+		errs = append(errs, err)
+		db.bolt = nil
+	}
+	return errors.Join(errs...)
 }
 
 // Close ends all watches, lets the writes that are waiting finish, and closes
@@ -173,9 +229,18 @@ func (db *DB) shutDown() error {
 	if db.bolt == nil {
 		return nil
 	}
-	err := db.bolt.Close()
+	var errs []error
+	if j := db.journal; j != nil {
+		// Failing that, the next one to open the file has more to do.
+		if j.next != 0 {
+			errs = append(errs, j.checkpoint(db.bolt))
+		}
+		errs = append(errs, j.close())
+		db.journal = nil
+	}
+	errs = append(errs, db.bolt.Close())
 	db.bolt = nil
-	return fileError(db.path, err)
+	return fileError(db.path, errors.Join(errs...))
 }
 
 // Path is the file.

@@ -32,7 +32,10 @@ const (
 // a commit, but without it every open, and every failed commit, reads all
 // pages of the file through the mapping, which would count as memory of the
 // process from then on.
-func openFile(path string, opts Options) (*bolt.DB, error) {
+//
+// A file that was not closed is put back to its last checkpoint; DB.redo does the rest.
+// roomy tells whether the mapping has room for the file to grow.
+func openFile(path string, opts Options) (_ *bolt.DB, roomy bool, err error) {
 	fresh := false
 	hook := func(name string, flag int, mode os.FileMode) (*os.File, error) {
 		f, used, err := openLocked(name, flag, mode, opts.LockTimeout)
@@ -57,7 +60,9 @@ func openFile(path string, opts Options) (*bolt.DB, error) {
 		return b, err
 	}
 	b, err := open(mapSize)
+	roomy = true
 	if errors.Is(err, syscall.ENOMEM) {
+		roomy = false
 		b, err = open(0) // address space is limited: map as much as there is
 	}
 	if err != nil {
@@ -65,15 +70,15 @@ func openFile(path string, opts Options) (*bolt.DB, error) {
 			// A half-made file would be taken for a corrupt one the next time.
 			_ = os.Truncate(path, 0)
 		}
-		return nil, fileError(path, err)
+		return nil, false, fileError(path, err)
 	}
 	b.AllocSize = growBy
 	if fresh && !opts.NoFsync {
 		if err := syncDir(filepath.Dir(path)); err != nil {
-			return nil, errors.Join(fileError(path, err), b.Close())
+			return nil, false, errors.Join(fileError(path, err), b.Close())
 		}
 	}
-	return b, nil
+	return b, roomy, nil
 }
 
 // openLocked opens a file for this process alone and checks what is in it. used
@@ -94,6 +99,9 @@ func openLocked(name string, flag int, mode os.FileMode, timeout time.Duration) 
 			break
 		}
 		f.Close()
+	}
+	if err == nil && flag&os.O_RDWR != 0 {
+		err = rewind(f)
 	}
 	if err == nil {
 		used, err = examine(f, flag)

@@ -109,7 +109,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	mustHold(t, s, names) // reads work
 	for range 20 {        // and it stays so
-		if err := s.Create(t.Context(), podKey("more"), fatPod("more", 20_000), nil, 0); !errors.Is(err, ErrNoSpace) {
+		if err := s.Create(t.Context(), podKey("more"), fatPod("more", 1_000_000), nil, 0); !errors.Is(err, ErrNoSpace) {
 			t.Fatal(err)
 		}
 	}

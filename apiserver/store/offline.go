@@ -52,9 +52,16 @@ func (r *Report) problem(format string, args ...any) {
 // report. each, which may be nil, is called for every object that can be read, in
 // the order of the keys; an error from it is one more problem.
 //
-// Nothing is changed. The error is for a file that could not be looked at: it is
+// Nothing is changed, but that a file that was not closed is brought up to date with its
+// journal first. The error is for a file that could not be looked at: it is
 // missing (fs.ErrNotExist), in use (ErrLocked) or of another version (ErrFormat).
 func Inspect(path string, each func(Object) error) (*Report, error) {
+	if _, err := os.Stat(path); err != nil {
+		return nil, fileError(path, err)
+	}
+	if err := catchUp(path); err != nil && !errors.Is(err, ErrCorrupt) {
+		return nil, fileError(path, err)
+	}
 	r := &Report{}
 	b, err := openToRead(path, r)
 	if err != nil {

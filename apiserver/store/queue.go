@@ -35,6 +35,8 @@ type op struct {
 	keepExpire bool
 	dueBy      int64
 	compactTo  uint64
+	// again: this was done before, see DB.redo; what was decided then holds.
+	again bool
 
 	// rev is the revision of the write.
 	rev uint64

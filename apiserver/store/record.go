@@ -22,7 +22,7 @@ var errRecord = errors.New("record is damaged")
 const checksumLen = 4
 
 func checksum(key, payload []byte) uint32 {
-	table := crc32.MakeTable(crc32.Castagnoli) // a lookup of a ready-made table
+	table := castagnoli() // a lookup of a ready-made table
 	return crc32.Update(crc32.Checksum(key, table), table, payload)
 }
 
