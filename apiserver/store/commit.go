@@ -49,6 +49,12 @@ func (db *DB) commit(batch []*op) error {
 	if err := db.mend(); err != nil {
 		return err
 	}
+	if err := db.beginJournal(); err != nil {
+		db.life.Lock()
+		db.broken = db.readError(err)
+		db.life.Unlock()
+		return db.readError(err)
+	}
 	t := &transaction{db: db, state: db.state, tallies: map[string]tally{}}
 	panicked, err := guard(func() error { return t.run(batch) })
 	if err == nil && t.dirty {

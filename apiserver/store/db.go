@@ -233,7 +233,7 @@ func (db *DB) shutDown() error {
 	if j := db.journal; j != nil {
 		// Failing that, the next one to open the file has more to do.
 		if j.next != 0 {
-			errs = append(errs, j.checkpoint(db.bolt))
+			errs = append(errs, j.finish(db.bolt))
 		}
 		errs = append(errs, j.close())
 		db.journal = nil

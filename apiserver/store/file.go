@@ -37,9 +37,11 @@ const (
 // roomy tells whether the mapping has room for the file to grow.
 func openFile(path string, opts Options) (_ *bolt.DB, roomy bool, err error) {
 	fresh := false
+	var opened *os.File
 	hook := func(name string, flag int, mode os.FileMode) (*os.File, error) {
 		f, used, err := openLocked(name, flag, mode, opts.LockTimeout)
 		fresh = err == nil && used == 0
+		opened = f
 		return f, err
 	}
 	open := func(size int) (b *bolt.DB, err error) {
@@ -55,7 +57,9 @@ func openFile(path string, opts Options) (_ *bolt.DB, roomy bool, err error) {
 			return err
 		})
 		if panicked {
-			return nil, corrupt(path, "%w", err)
+			// Nobody else will, and the mapping that bbolt has left keeps the lock.
+			unlocked := syscall.Flock(int(opened.Fd()), syscall.LOCK_UN)
+			return nil, errors.Join(corrupt(path, "%w", err), unlocked, opened.Close())
 		}
 		return b, err
 	}

@@ -31,11 +31,16 @@ import (
 // again. It does so after a mere kill, too, when the kernel has it all: one way, and the
 // one that tests can walk.
 //
-//	0       header, slot 0 and 1: magic, format, generation, page size, the meta pages, CRC
+//	0       header, slot 0 and 1: magic, format, generation, page size, closed u8,
+//	        the meta pages, CRC
 //	begin   entries: length u32, CRC u32, generation u64, payload
 //
 // Generations count the checkpoints; a header is written into the slot of the older one.
-// An entry of another generation is left over, and the end of what counts.
+// An entry of another generation is left over, and the end of what counts. A header that
+// says closed stands for a file that was synced and closed: the journal does not count.
+//
+// Between checkpoints bbolt does not write its list of free pages, which holds all that
+// the pin keeps, and grows: each checkpoint does, so no opening has to search for them.
 const (
 	journalSuffix = ".journal"
 	journalMagic  = "kplabjnl"
@@ -107,6 +112,7 @@ func castagnoli() *crc32.Table { return crc32.MakeTable(crc32.Castagnoli) }
 type journalHeader struct {
 	generation uint64
 	pageSize   int
+	closed     bool
 	metas      []byte // both pages
 }
 
@@ -124,7 +130,7 @@ func readJournalHeader(f io.ReaderAt) (newest journalHeader, err error) {
 	return newest, nil
 }
 
-const journalFixed = len(journalMagic) + 4 + 8 + 4
+const journalFixed = len(journalMagic) + 4 + 8 + 4 + 1
 
 func decodeJournalHeader(buf []byte) (h journalHeader, ok bool) {
 	if string(buf[:len(journalMagic)]) != journalMagic || binary.LittleEndian.Uint32(buf[len(journalMagic):]) != journalFormat {
@@ -133,6 +139,7 @@ func decodeJournalHeader(buf []byte) (h journalHeader, ok bool) {
 	at := len(journalMagic) + 4
 	h.generation = binary.LittleEndian.Uint64(buf[at:])
 	h.pageSize = int(binary.LittleEndian.Uint32(buf[at+8:]))
+	h.closed = buf[at+12] != 0
 	if h.pageSize <= 0 || h.pageSize > journalSlot/4 {
 		return h, false
 	}
@@ -146,7 +153,11 @@ func (h journalHeader) encode() []byte {
 	buf = binary.LittleEndian.AppendUint32(buf, journalFormat)
 	buf = binary.LittleEndian.AppendUint64(buf, h.generation)
 	buf = binary.LittleEndian.AppendUint32(buf, uint32(h.pageSize))
-	buf = append(buf, h.metas...)
+	closed := byte(0)
+	if h.closed {
+		closed = 1
+	}
+	buf = append(append(buf, closed), h.metas...)
 	return binary.LittleEndian.AppendUint32(buf, crc32.Checksum(buf, castagnoli()))
 }
 
@@ -176,7 +187,7 @@ func entriesOf(f io.ReaderAt, generation uint64) (payloads [][]byte, err error) 
 // add writes one entry and waits until it is on the disk. The error is
 // errJournalFull when it does not fit.
 func (j *journal) add(payload []byte) error {
-	if j.next == 0 || j.next+entryHeader+int64(len(payload)) > journalSize {
+	if j.next+entryHeader+int64(len(payload)) > journalSize {
 		return errJournalFull
 	}
 	buf := make([]byte, 8, entryHeader+len(payload))
@@ -196,6 +207,24 @@ func (j *journal) add(payload []byte) error {
 
 // checkpoint syncs the store's file and has the journal begin anew behind it.
 func (j *journal) checkpoint(b *bolt.DB) error {
+	if err := j.sync(b, false); err != nil {
+		return err
+	}
+	j.next = journalBegin
+	return j.repin(b)
+}
+
+// finish is the checkpoint of a file that is about to be closed.
+func (j *journal) finish(b *bolt.DB) error { return j.sync(b, true) }
+
+// sync syncs the store's file, free pages included, and writes a header for it.
+func (j *journal) sync(b *bolt.DB, closed bool) error {
+	b.NoFreelistSync = false
+	err := b.Update(func(*bolt.Tx) error { return nil })
+	b.NoFreelistSync = true
+	if err != nil {
+		return err
+	}
 	if err := b.Sync(); err != nil {
 		return err
 	}
@@ -203,15 +232,15 @@ func (j *journal) checkpoint(b *bolt.DB) error {
 	if err != nil {
 		return err
 	}
-	h.generation = j.generation + 1
+	h.generation, h.closed = j.generation+1, closed
 	if _, err := j.file.WriteAt(h.encode(), int64(h.generation%2)*journalSlot); err != nil {
 		return err
 	}
 	if err := unix.Fdatasync(int(j.file.Fd())); err != nil {
 		return err
 	}
-	j.generation, j.next = h.generation, journalBegin
-	return j.repin(b)
+	j.generation = h.generation
+	return nil
 }
 
 // stateNow copies the meta pages.
@@ -250,22 +279,25 @@ func (j *journal) unpin() error {
 
 func (j *journal) close() error { return errors.Join(j.unpin(), j.file.Close()) }
 
-// rewind puts a file that was not closed back to its last checkpoint, if there are
-// entries that follow it: see [DB.redo]. f is the file, locked.
-func rewind(f *os.File) error {
-	jf, err := os.OpenFile(journalPath(f.Name()), os.O_RDWR, 0)
+// lastHeader returns the newest header of the journal of the file at path; open tells
+// whether the file was not closed since.
+func lastHeader(path string) (h journalHeader, open bool, err error) {
+	f, err := os.Open(journalPath(path))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return h, false, nil
 	}
 	if err != nil {
-		return err
+		return h, false, err
 	}
-	h, err := readJournalHeader(jf)
-	var entries [][]byte
-	if err == nil && h.generation > 0 {
-		entries, err = entriesOf(jf, h.generation)
-	}
-	if err = errors.Join(err, jf.Close()); err != nil || len(entries) == 0 {
+	h, err = readJournalHeader(f)
+	return h, err == nil && h.generation > 0 && !h.closed, errors.Join(err, f.Close())
+}
+
+// rewind puts a file that was not closed back to its last checkpoint; what followed
+// is in the journal, see [DB.redo]. f is the file, locked.
+func rewind(f *os.File) error {
+	h, open, err := lastHeader(f.Name())
+	if err != nil || !open {
 		return err
 	}
 	if err := succeeds(f, h); err != nil {
@@ -389,14 +421,24 @@ func (db *DB) startJournal(b *bolt.DB, roomy bool) (*journal, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the journal: %w", err)
 	}
-	b.NoSync = true
+	b.NoSync, b.NoFreelistSync = true, true
 	return j, nil
 }
 
 // retire has bbolt sync by itself from now on, or nobody.
 func (j *journal) retire(b *bolt.DB, noFsync bool) error {
-	b.NoSync = noFsync
-	return errors.Join(b.Sync(), j.close(), os.Remove(j.file.Name()))
+	err := j.finish(b)
+	b.NoSync, b.NoFreelistSync = noFsync, false
+	return errors.Join(err, j.close(), os.Remove(j.file.Name()))
+}
+
+// beginJournal makes the first checkpoint of this process: what is written from here on
+// may be torn by a power cut.
+func (db *DB) beginJournal() error {
+	if db.journal == nil || db.journal.next != 0 {
+		return nil
+	}
+	return db.journal.checkpoint(db.bolt)
 }
 
 // makeDurable puts a batch that is in the file onto the disk; size is how much of the
@@ -452,19 +494,7 @@ func (db *DB) redo(j *journal, b *bolt.DB, st state, tallies map[string]tally) (
 // catchUp brings a file that was not closed up to date with its journal, for those who
 // read it offline.
 func catchUp(path string) error {
-	f, err := os.Open(journalPath(path))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	h, err := readJournalHeader(f)
-	var entries [][]byte
-	if err == nil && h.generation > 0 {
-		entries, err = entriesOf(f, h.generation)
-	}
-	if err = errors.Join(err, f.Close()); err != nil || len(entries) == 0 {
+	if _, open, err := lastHeader(path); err != nil || !open {
 		return err
 	}
 	db, err := Open(path, Options{LockTimeout: offlineLockTimeout})

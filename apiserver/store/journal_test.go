@@ -53,7 +53,7 @@ func TestPowerCut(t *testing.T) {
 		r := rand.New(rand.NewSource(seed))
 		cut := filepath.Join(t.TempDir(), "store.db")
 		writeFile(t, cut, afterCut(r, synced, written))
-		if !holds(cut, names) {
+		if !holds(t, cut, names) {
 			damaged++
 		}
 		// That look may have changed the file.
@@ -98,9 +98,10 @@ func afterCut(r *rand.Rand, synced, written []byte) []byte {
 }
 
 // holds tells whether a file without its journal has these pods.
-func holds(path string, names []string) bool {
+func holds(t *testing.T, path string, names []string) bool {
 	db, err := Open(path, Options{NoFsync: true})
 	if err != nil {
+		t.Log(err)
 		return false
 	}
 	defer func() { _ = db.Close() }() // a damaged file may say no
