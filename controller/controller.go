@@ -11,12 +11,14 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kplab/kplab/controller/cronjob"
 	"github.com/kplab/kplab/controller/daemonset"
 	"github.com/kplab/kplab/controller/deployment"
 	"github.com/kplab/kplab/controller/disruption"
 	"github.com/kplab/kplab/controller/endpoints"
 	"github.com/kplab/kplab/controller/endpointslice"
 	"github.com/kplab/kplab/controller/gc"
+	"github.com/kplab/kplab/controller/job"
 	"github.com/kplab/kplab/controller/kubernetessvc"
 	"github.com/kplab/kplab/controller/loop"
 	"github.com/kplab/kplab/controller/mirroring"
@@ -28,6 +30,7 @@ import (
 	"github.com/kplab/kplab/controller/scheduler"
 	"github.com/kplab/kplab/controller/servicecidr"
 	"github.com/kplab/kplab/controller/statefulset"
+	"github.com/kplab/kplab/controller/ttlafterfinished"
 	"github.com/kplab/kplab/internal/settle"
 )
 
@@ -69,6 +72,9 @@ func All(d Deps) []Controller {
 		daemonset.New(d),
 		disruption.New(d),
 		resourcequota.New(d),
+		job.New(d),
+		cronjob.New(d),
+		ttlafterfinished.New(d),
 		endpointslice.New(d),
 		endpoints.New(d),
 		mirroring.New(d),

@@ -25,10 +25,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/klog/v2"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/kplab/kplab/apiserver"
 	"github.com/kplab/kplab/controller"
+	"github.com/kplab/kplab/controller/cronjob"
+	"github.com/kplab/kplab/controller/job"
 	"github.com/kplab/kplab/controller/loop"
+	"github.com/kplab/kplab/controller/ttlafterfinished"
 	"github.com/kplab/kplab/internal/nettest"
 	"github.com/kplab/kplab/internal/settle"
 )
@@ -54,23 +58,23 @@ type bench struct {
 	loops    []interface{ Witness() *settle.Witness }
 	kubelet  *kubelet
 	halt     func() // stops controllers and kubelet; the API stays
+	// clock is the time of the controllers of package batch, when a test rules it.
+	clock *clocktesting.FakeClock
 }
 
-func newBench(t *testing.T) *bench {
+func newBench(t *testing.T, opts ...func(*bench)) *bench {
 	t.Helper()
-	return newBenchOf(t, netip.MustParsePrefix("10.96.0.0/12"))
-}
-
-// newBenchOf is newBench with another range of cluster IPs.
-func newBenchOf(t *testing.T, services netip.Prefix) *bench {
-	t.Helper()
+	b := &bench{t: t, services: netip.MustParsePrefix("10.96.0.0/12")}
+	for _, o := range opts {
+		o(b)
+	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	server, err := apiserver.New(apiserver.Config{
 		StateDir: t.TempDir(), Listeners: []net.Listener{listener},
-		ServiceCIDR: services,
+		ServiceCIDR: b.services,
 		NoFsync:     true, Log: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -93,7 +97,7 @@ func newBenchOf(t *testing.T, services netip.Prefix) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bench{t: t, server: server, client: client, services: services}
+	b.server, b.client = server, client
 	b.start()
 	b.addNode("master", func(n *corev1.Node) {
 		n.Spec.Taints = []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}
@@ -132,7 +136,7 @@ func (b *bench) start() {
 	}
 	var running sync.WaitGroup
 	b.loops = nil
-	for _, c := range controller.All(deps) {
+	for _, c := range b.controllers(deps) {
 		b.loops = append(b.loops, c)
 		running.Go(func() {
 			if err := c.Run(ctx); err != nil {
@@ -149,6 +153,25 @@ func (b *bench) start() {
 		once.Do(func() { cancel(); running.Wait(); factory.Shutdown(); recorders.Close() })
 	}
 	b.t.Cleanup(b.halt)
+}
+
+// controllers makes all controllers. With a clock of the test, those of batch have it.
+func (b *bench) controllers(deps controller.Deps) []controller.Controller {
+	all := controller.All(deps)
+	if b.clock == nil {
+		return all
+	}
+	deps.Clock = b.clock
+	timed := map[string]controller.Controller{}
+	for _, c := range []controller.Controller{job.New(deps), cronjob.New(deps), ttlafterfinished.New(deps)} {
+		timed[c.Name()] = c
+	}
+	for i, c := range all {
+		if t := timed[c.Name()]; t != nil {
+			all[i] = t
+		}
+	}
+	return all
 }
 
 // testWriter shows a controller's warnings with the test's own output.

@@ -47,7 +47,7 @@ func (b *bench) readyCIDR(name string, status metav1.ConditionStatus) string {
 // TestServiceCIDRs follows one further range from its creation to its end.
 func TestServiceCIDRs(t *testing.T) {
 	// Six addresses: kubernetes has the first, five are left.
-	b := newBenchOf(t, netip.MustParsePrefix("10.96.0.0/29"))
+	b := newBench(t, func(b *bench) { b.services = netip.MustParsePrefix("10.96.0.0/29") })
 	ctx := t.Context()
 	cidrs := b.client.NetworkingV1().ServiceCIDRs()
 	extra := netip.MustParsePrefix("192.168.200.0/24")

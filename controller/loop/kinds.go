@@ -4,6 +4,7 @@ package loop
 
 import (
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -40,6 +41,8 @@ func Kinds() []Kind {
 		{apps.WithResource("daemonsets"), "DaemonSet", true},
 		{apps.WithResource("controllerrevisions"), "ControllerRevision", true},
 		{policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets"), "PodDisruptionBudget", true},
+		{batchv1.SchemeGroupVersion.WithResource("jobs"), "Job", true},
+		{batchv1.SchemeGroupVersion.WithResource("cronjobs"), "CronJob", true},
 		{discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), "EndpointSlice", true},
 		{coordinationv1.SchemeGroupVersion.WithResource("leases"), "Lease", true},
 	}
