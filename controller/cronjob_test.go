@@ -113,7 +113,7 @@ func TestCronJob(t *testing.T) {
 		b.startsAre(name, first, "0 active 1")
 	}
 	job := b.job(fmt.Sprintf("allow-%d", first.Unix()/60))
-	if !metav1.IsControlledBy(job, made) || *job.OwnerReferences[0].BlockOwnerDeletion != true {
+	if !metav1.IsControlledBy(job, made) || !*job.OwnerReferences[0].BlockOwnerDeletion {
 		t.Errorf("owned by %v", job.OwnerReferences)
 	}
 	b.told("CronJob", "allow", "SuccessfulCreate", "Created job "+job.Name)

@@ -168,9 +168,8 @@ func zonePart(part string) bool {
 	if part == "" || len(part) > 14 || part == "." || part == ".." || part[0] == '-' {
 		return false
 	}
-	return strings.IndexFunc(part, func(r rune) bool {
-		return !(r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || strings.ContainsRune("._-+", r))
-	}) < 0
+	const letters = "abcdefghijklmnopqrstuvwxyz"
+	return strings.Trim(strings.ToLower(part), letters+"0123456789._-+") == ""
 }
 
 func cronJobWarnings(c, old *batchv1.CronJob) []string {

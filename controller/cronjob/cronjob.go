@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/robfig/cron/v3"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -321,7 +322,7 @@ func (r *round) start() error {
 		r.warn("MissSchedule", "Missed scheduled time to start a job: %s", d.last.UTC().Format(time.RFC1123Z))
 		return nil
 	}
-	if d.many {
+	if d.many && r.manySince(schedule, since) {
 		r.warn("TooManyMissedTimes", "too many missed start times. Set or decrease .spec.startingDeadlineSeconds or check clock skew")
 	}
 	name := fmt.Sprintf("%s-%d", r.cron.Name, d.last.Unix()/60)
@@ -340,6 +341,19 @@ func (r *round) start() error {
 		}
 	}
 	return r.create(name, d.last, zone)
+}
+
+// manySince reports whether many starts were missed of those that were still wanted.
+func (r *round) manySince(schedule cron.Schedule, since time.Time) bool {
+	s := r.cron.Spec.StartingDeadlineSeconds
+	if s == nil {
+		return true
+	}
+	if wanted := r.now.Add(-time.Duration(*s) * time.Second); wanted.After(since) {
+		since = wanted
+	}
+	d, err := dueAt(schedule, since, r.now)
+	return err == nil && d.many
 }
 
 // since is the time after which starts count.
