@@ -7,12 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"path/filepath"
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -68,6 +72,10 @@ type Config struct {
 	// where the node's address is reachable. Nil dials from this process's
 	// network namespace.
 	KubeletDial func(ctx context.Context, nodeName, addr string) (net.Conn, error)
+	// Components are the parts of the control plane that are no part of this
+	// server, for kubectl get componentstatuses: each tells what is wrong with
+	// it. It may be nil.
+	Components map[string]func(context.Context) error
 	// Log is where the server reports; nil discards.
 	Log *slog.Logger
 
@@ -166,6 +174,12 @@ func (s *Server) build() error {
 	deps.KubeletDial, deps.KubeletTLS, deps.Tokens = s.cfg.KubeletDial, kubeletTLS, signer
 	deps.Authorizer, deps.Authenticator, deps.Signer = auth.authorizer, auth.authenticator, s.pki.signClient
 	deps.ClusterRoleWritten = auth.clusterRoleWritten
+	deps.Components = map[string]func(context.Context) error{"etcd-0": func(ctx context.Context) error {
+		// A kind without a watch cache: the database itself has to answer.
+		_, err := registry.List[*corev1.LimitRangeList](ctx, auth.lookup, "limitranges", metav1.NamespaceAll, labels.Everything())
+		return err
+	}}
+	maps.Copy(deps.Components, s.cfg.Components)
 	storages, lookup, err := registry.Build(s.kinds, scheme, getter, deps)
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/client-go/informers"
@@ -47,6 +48,9 @@ type Lab struct {
 	client    kubernetes.Interface
 	informers informers.SharedInformerFactory
 	witnesses []*settle.Witness
+	// components are the witnesses of the controllers, by the component that they
+	// would be part of elsewhere; nil before they are made.
+	components atomic.Pointer[map[string][]*settle.Witness]
 	// startRevision is the newest revision when this process opened the store.
 	startRevision uint64
 

@@ -22,6 +22,7 @@ import (
 
 	"github.com/kplab/kplab/apiserver"
 	"github.com/kplab/kplab/controller"
+	"github.com/kplab/kplab/internal/settle"
 	"github.com/kplab/kplab/node"
 	"github.com/kplab/kplab/proxy"
 	"github.com/kplab/kplab/proxy/iptables"
@@ -100,6 +101,7 @@ func (l *Lab) startAPI(ctx context.Context) (string, error) {
 		NoFsync:     l.cfg.Disposable,
 		Version:     version,
 		KubeletDial: func(ctx context.Context, _, addr string) (net.Conn, error) { return masterNS.Dial(ctx, "tcp", addr) },
+		Components:  map[string]func(context.Context) error{"scheduler": l.keepsUp("scheduler"), "controller-manager": l.keepsUp("controller-manager")},
 		Log:         l.log.With("part", "apiserver"),
 	})
 	if err != nil {
@@ -209,10 +211,17 @@ func (l *Lab) startControllers(context.Context) (string, error) {
 			CACert:        l.api.ServingAuthority(),
 		},
 	})
+	components := map[string][]*settle.Witness{}
 	for _, c := range all {
 		l.witnesses = append(l.witnesses, c.Witness())
 		l.loops.run(c.Name(), c.Run)
+		component := "controller-manager"
+		if c.Name() == "scheduler" {
+			component = c.Name()
+		}
+		components[component] = append(components[component], c.Witness())
 	}
+	l.components.Store(&components)
 	return fmt.Sprintf("%d of them", len(all)), nil
 }
 

@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -77,7 +78,16 @@ func (l *Lab) behind(newest map[string]uint64) []string {
 	return out
 }
 
-func (l *Lab) behindOf(p settle.Progress, newest map[string]uint64) (out []string) {
+func (l *Lab) behindOf(p settle.Progress, newest map[string]uint64) []string {
+	out := l.unseen(p, newest)
+	if p.Pending > 0 {
+		out = append(out, fmt.Sprintf("%s has %d in work", p.Name, p.Pending))
+	}
+	return out
+}
+
+// unseen lists what a loop has not seen yet, in words.
+func (l *Lab) unseen(p settle.Progress, newest map[string]uint64) (out []string) {
 	for resource, seen := range p.Revs {
 		// What was stored before this process began came with the first list,
 		// which every handler has had before the lab is ready.
@@ -85,10 +95,40 @@ func (l *Lab) behindOf(p settle.Progress, newest map[string]uint64) (out []strin
 			out = append(out, fmt.Sprintf("%s has seen %s up to revision %d of %d", p.Name, resource, seen, want))
 		}
 	}
-	if p.Pending > 0 {
-		out = append(out, fmt.Sprintf("%s has %d in work", p.Name, p.Pending))
-	}
 	return out
+}
+
+// answerTime is how long a component may take to see what is stored now.
+const answerTime = 2 * time.Second
+
+// keepsUp returns a function that tells whether a component of the control plane is
+// alive: it has to see, soon, what is stored at the moment of the question.
+func (l *Lab) keepsUp(component string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		all := l.components.Load()
+		if all == nil {
+			return errors.New("it has not started yet")
+		}
+		ctx, cancel := context.WithTimeout(ctx, answerTime)
+		defer cancel()
+		tick := time.NewTicker(settleInterval)
+		defer tick.Stop()
+		newest := l.api.NewestRevisions()
+		for {
+			var behind []string
+			for _, w := range (*all)[component] {
+				behind = append(behind, l.unseen(w.Snapshot(), newest)...)
+			}
+			if len(behind) == 0 {
+				return nil
+			}
+			select {
+			case <-ctx.Done():
+				return &UnsettledError{Behind: behind}
+			case <-tick.C:
+			}
+		}
+	}
 }
 
 func sameRevisions(a, b map[string]uint64) bool {

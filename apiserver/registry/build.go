@@ -57,6 +57,9 @@ func Build(kinds []Kind, scheme *runtime.Scheme, getter generic.RESTOptionsGette
 		out.add(k.GroupVersion, paths)
 		for _, v := range k.Views {
 			out.add(v.GroupVersion, map[string]rest.Storage{k.Resource: paths[k.Resource]})
+			if k.Status != nil {
+				out.add(v.GroupVersion, map[string]rest.Storage{k.Resource + "/status": paths[k.Resource+"/status"]})
+			}
 		}
 	}
 	return out, deps.Lookup, nil

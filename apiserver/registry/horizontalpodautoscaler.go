@@ -23,6 +23,7 @@ func horizontalPodAutoscalerKind() Kind {
 		NewList:          newObject[autoscalingv2.HorizontalPodAutoscalerList],
 		Default:          forObject(defaultAutoscaler),
 		TracksGeneration: true,
+		Views:            []View{autoscalerV1()},
 		Validate:         validates(validateAutoscaler),
 		Warnings: warns(func(_, old *autoscalingv2.HorizontalPodAutoscaler) []string {
 			if old != nil {

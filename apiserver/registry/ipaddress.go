@@ -135,12 +135,12 @@ func (r ipAddressREST) List(ctx context.Context, options *internalversion.ListOp
 	return list, nil
 }
 
-func selects(options *internalversion.ListOptions, ip *networkingv1.IPAddress) bool {
+func selects(options *internalversion.ListOptions, obj metav1.Object) bool {
 	if options == nil {
 		return true
 	}
-	return (options.LabelSelector == nil || options.LabelSelector.Matches(labels.Set(ip.Labels))) &&
-		(options.FieldSelector == nil || options.FieldSelector.Matches(fields.Set{"metadata.name": ip.Name}))
+	return (options.LabelSelector == nil || options.LabelSelector.Matches(labels.Set(obj.GetLabels()))) &&
+		(options.FieldSelector == nil || options.FieldSelector.Matches(fields.Set{"metadata.name": obj.GetName()}))
 }
 
 // Watch implements rest.Watcher: a watch of the Services, told in addresses.

@@ -216,6 +216,9 @@ type Deps struct {
 	// ClusterRoleWritten runs after each write of a ClusterRole, before the
 	// answer; nil does nothing.
 	ClusterRoleWritten func(ctx context.Context)
+	// Components are the parts of the control plane, by the names that
+	// ComponentStatuses have; each tells what is wrong with it, nil for nothing.
+	Components map[string]func(context.Context) error
 	// Signer signs approved requests for client certificates; nil leaves them
 	// without one.
 	Signer CertificateSigner

@@ -28,6 +28,7 @@ func Kinds() []Kind {
 		persistentVolumeClaimKind(),
 		resourceQuotaKind(),
 		limitRangeKind(),
+		componentStatusKind(),
 		configMapKind(),
 		secretKind(),
 		serviceAccountKind(),

@@ -30,6 +30,7 @@ func podSubresources(store *Store, deps Deps) map[string]rest.Storage {
 		"binding":             bindingREST{store},
 		"eviction":            evictionREST{store, deps.Lookup},
 		"ephemeralcontainers": newEphemeralREST(store),
+		"resize":              resizeREST{store},
 		"log":                 logREST{kubelet},
 		"exec":                execREST{kubelet},
 		"attach":              attachREST{kubelet},
