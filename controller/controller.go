@@ -24,6 +24,7 @@ import (
 	"github.com/kplab/kplab/controller/mirroring"
 	"github.com/kplab/kplab/controller/namespace"
 	"github.com/kplab/kplab/controller/nodelifecycle"
+	"github.com/kplab/kplab/controller/persistentvolume"
 	"github.com/kplab/kplab/controller/replicaset"
 	"github.com/kplab/kplab/controller/replicationcontroller"
 	"github.com/kplab/kplab/controller/resourcequota"
@@ -75,6 +76,7 @@ func All(d Deps) []Controller {
 		job.New(d),
 		cronjob.New(d),
 		ttlafterfinished.New(d),
+		persistentvolume.New(d),
 		endpointslice.New(d),
 		endpoints.New(d),
 		mirroring.New(d),

@@ -33,13 +33,7 @@ func persistentVolumeKind() Kind {
 		}),
 		Validate:       validates(validateVolume),
 		ValidateUpdate: validatesUpdate(validateVolumeUpdate),
-		Warnings: warns(func(_, old *corev1.PersistentVolume) []string {
-			if old != nil {
-				return nil
-			}
-			return []string{"kplab has no storage: nothing binds persistent volumes to claims"}
-		}),
-		Status: &StatusStrategy{},
+		Status:         &StatusStrategy{},
 		Columns: []metav1.TableColumnDefinition{
 			nameColumn,
 			column("Capacity", "string", "How much it holds."),

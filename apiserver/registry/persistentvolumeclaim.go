@@ -30,13 +30,7 @@ func persistentVolumeClaimKind() Kind {
 			return validateClaimSpec(&c.Spec, field.NewPath("spec"))
 		}),
 		ValidateUpdate: validatesUpdate(validateClaimUpdate),
-		Warnings: warns(func(_, old *corev1.PersistentVolumeClaim) []string {
-			if old != nil {
-				return nil
-			}
-			return []string{"kplab has no storage: nothing binds or provisions persistent volume claims"}
-		}),
-		Status: &StatusStrategy{},
+		Status:         &StatusStrategy{},
 		Columns: []metav1.TableColumnDefinition{
 			nameColumn,
 			column("Status", "string", "Pending, Bound or Lost."),

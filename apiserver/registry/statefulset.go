@@ -32,7 +32,7 @@ func statefulSetKind() Kind {
 			if old != nil || len(s.Spec.VolumeClaimTemplates) == 0 {
 				return nil
 			}
-			return []string{"spec.volumeClaimTemplates: kplab makes the claims and has no storage for them: the pods stay Pending"}
+			return []string{"spec.volumeClaimTemplates: kplab provisions no volumes: the pods stay Pending until there are PersistentVolumes for their claims"}
 		}),
 		Status: &StatusStrategy{Validate: validatesUpdate(validateStatefulSetStatus)},
 		Columns: []metav1.TableColumnDefinition{

@@ -18,12 +18,13 @@ const defaultPods = 110
 
 // pick returns the node for pod, or why there is none, in upstream's words: people
 // search for them.
-func (s *state) pick(pod *corev1.Pod) (node, refusal string) {
+func (s *state) pick(pod *corev1.Pod, storage storage) (node, refusal string) {
 	names := s.known()
 	if len(names) == 0 {
 		return "", "no nodes available to schedule pods"
 	}
 	need := needsOf(pod)
+	need.storage = storage
 	reasons := map[string]int{}
 	var fit []*nodeInfo
 	for _, name := range names {
@@ -57,6 +58,7 @@ type needs struct {
 	placed    placed
 	required  nodeaffinity.RequiredNodeAffinity
 	preferred *nodeaffinity.PreferredSchedulingTerms
+	storage   storage
 }
 
 func needsOf(pod *corev1.Pod) needs {
@@ -92,7 +94,7 @@ func (n *nodeInfo) refuses(need needs) string {
 	if len(n.pods) >= podCapacity(n.node) {
 		return "Too many pods"
 	}
-	return ""
+	return need.storage.refuses(n.node)
 }
 
 // taintsOf returns the node's taints. A node that is not ready counts as tainted

@@ -32,13 +32,14 @@ type Controller struct {
 	clock    clock.PassiveClock
 	recorder record.EventRecorder
 	pods     corelisters.PodLister
+	volumes  volumes
 
 	mu      sync.Mutex
 	state   *state
 	waiting map[loop.Key]bool // pods that fit nowhere
 }
 
-// New makes the scheduler and subscribes it to nodes and pods.
+// New makes the scheduler and subscribes it to nodes, pods and storage.
 func New(d loop.Deps) *Controller {
 	d = d.WithDefaults()
 	nodes, pods := d.Informers.Core().V1().Nodes(), d.Informers.Core().V1().Pods()
@@ -53,6 +54,11 @@ func New(d loop.Deps) *Controller {
 	c.loop = loop.New(loop.Options[loop.Key]{Name: "scheduler", Workers: workers, Sync: c.sync, Deps: d})
 	loop.Watch(c.loop, "nodes", nodes.Informer(), c.onNode)
 	loop.Watch(c.loop, "pods", pods.Informer(), c.onPod)
+	c.volumes = newVolumes(d, c.loop, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.retryWaiting()
+	})
 	return c
 }
 
@@ -137,31 +143,55 @@ func (c *Controller) sync(ctx context.Context, key loop.Key) error {
 	if !mine(pod) {
 		return nil
 	}
-	node, refusal := c.decide(key, pod)
-	if refusal != "" {
-		return c.refuse(ctx, pod, refusal)
+	storage, refusal, err := c.volumes.of(ctx, pod)
+	if err != nil {
+		return err
 	}
-	if node == "" {
+	if refusal != "" {
+		return c.refuse(ctx, pod, c.wait(key, refusal))
+	}
+	node, chosen, refusal := c.decide(key, pod, storage)
+	switch {
+	case refusal != "":
+		return c.refuse(ctx, pod, refusal)
+	case len(chosen) > 0:
+		return c.volumes.reserve(ctx, storage, chosen)
+	case node == "":
 		return nil // placed already; the cache will show it
 	}
 	return c.bind(ctx, pod, node)
 }
 
+// wait remembers a pod that no node whatever can take until something changes, and
+// returns what is told of it.
+func (c *Controller) wait(key loop.Key, why string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.waiting[key] = true
+	return fmt.Sprintf("0/%d nodes are available: %s.", len(c.state.known()), why)
+}
+
 // decide picks a node and assumes the pod there. Without one it returns why, and
-// remembers the pod until something changes.
-func (c *Controller) decide(key loop.Key, pod *corev1.Pod) (node, refusal string) {
+// remembers the pod until something changes. A pod whose claims wait for it is not
+// placed yet: chosen are the volumes for them, on the node that was picked.
+func (c *Controller) decide(key loop.Key, pod *corev1.Pod, storage storage) (node string, chosen []*corev1.PersistentVolume, refusal string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.state.has(pod.UID) {
-		return "", ""
+		return "", nil, ""
 	}
-	node, refusal = c.state.pick(pod)
+	node, refusal = c.state.pick(pod, storage)
 	if refusal != "" {
 		c.waiting[key] = true
-		return "", refusal
+		return "", nil, refusal
+	}
+	if len(storage.waiting) > 0 {
+		c.waiting[key] = true
+		chosen, _ = storage.choose(c.state.nodes[node].node)
+		return node, chosen, ""
 	}
 	c.state.place(pod, node)
-	return node, ""
+	return node, nil, ""
 }
 
 // bind writes the decision.

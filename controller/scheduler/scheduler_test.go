@@ -72,7 +72,7 @@ func put(t *testing.T, s *state, pods ...*corev1.Pod) map[string]int {
 	t.Helper()
 	got := map[string]int{}
 	for _, p := range pods {
-		name, why := s.pick(p)
+		name, why := s.pick(p, storage{})
 		if why != "" {
 			t.Fatalf("%s: %s", p.Name, why)
 		}
@@ -149,11 +149,11 @@ func TestRefusals(t *testing.T) {
 		if tc.prep != nil {
 			tc.prep(s)
 		}
-		if name, why := s.pick(tc.pod); why != tc.want {
+		if name, why := s.pick(tc.pod, storage{}); why != tc.want {
 			t.Errorf("%s: placed on %q, said %q", tc.name, name, why)
 		}
 	}
-	if _, why := newState().pick(pod("p")); why != "no nodes available to schedule pods" {
+	if _, why := newState().pick(pod("p"), storage{}); why != "no nodes available to schedule pods" {
 		t.Errorf("no nodes: %q", why)
 	}
 }
@@ -217,7 +217,7 @@ func TestAccepts(t *testing.T) {
 		if tc.prep != nil {
 			tc.prep(s)
 		}
-		if name, why := s.pick(tc.pod); name != tc.want {
+		if name, why := s.pick(tc.pod, storage{}); name != tc.want {
 			t.Errorf("%s: placed on %q %s, want %q", tc.name, name, why, tc.want)
 		}
 	}
@@ -265,7 +265,7 @@ func BenchmarkPick(b *testing.B) {
 	s := lab()
 	for i := range b.N {
 		p := pod(fmt.Sprint(i), ownedBy("o"))
-		name, _ := s.pick(p)
+		name, _ := s.pick(p, storage{})
 		if name != "" {
 			s.place(p, name)
 		}

@@ -7,8 +7,8 @@
 // unless podManagementPolicy is Parallel. A rolling update goes from the highest
 // ordinal down to the partition.
 //
-// Claims of volumeClaimTemplates are made; nothing in a lab binds them, so that pods
-// which mount them wait.
+// Claims of volumeClaimTemplates are made; pods wait until somebody has made volumes
+// for them.
 package statefulset
 
 import (

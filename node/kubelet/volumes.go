@@ -96,8 +96,49 @@ func (k *Kubelet) ensureVolume(ctx context.Context, o *corev1.Pod, v *corev1.Vol
 		return writeVolume(dir, files)
 	case v.Projected != nil:
 		return k.ensureProjected(ctx, o, v.Projected, dir, p)
+	case v.PersistentVolumeClaim != nil:
+		return k.ensureClaim(ctx, o.Namespace, v.PersistentVolumeClaim.ClaimName, k.claimLink(o, v))
 	}
-	return errors.New("kplab has emptyDir, hostPath, configMap, secret, downwardAPI and projected volumes, and no others")
+	return errors.New("kplab has emptyDir, hostPath, configMap, secret, downwardAPI, projected and persistentVolumeClaim volumes, and no others")
+}
+
+// ensureClaim makes link point to the directory of the node that a claim is bound to.
+func (k *Kubelet) ensureClaim(ctx context.Context, namespace, name, link string) error {
+	core := k.cfg.Client.CoreV1()
+	claim, err := core.PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read the claim: %w", err)
+	}
+	if claim.Status.Phase != corev1.ClaimBound {
+		return fmt.Errorf("error processing PVC %s/%s: PVC is not bound", namespace, name)
+	}
+	volume, err := core.PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read the volume of claim %s: %w", name, err)
+	}
+	path := ""
+	switch {
+	case volume.Spec.HostPath != nil:
+		path = volume.Spec.HostPath.Path
+	case volume.Spec.Local != nil:
+		path = volume.Spec.Local.Path
+	default:
+		return fmt.Errorf("persistent volume %s: kplab mounts hostPath and local volumes, and no others", volume.Name)
+	}
+	dir := k.nodePath(path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	if old, err := os.Readlink(link); err == nil && old == dir {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
+		return err
+	}
+	if err := os.Remove(link); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return os.Symlink(dir, link)
 }
 
 // ensureProjected joins several sources in one directory.
@@ -252,8 +293,24 @@ func inside(path string) error {
 // a node's files are below the kubelet's own directory.
 func (k *Kubelet) volumeDir(o *corev1.Pod, v *corev1.Volume) string {
 	if v.HostPath != nil {
-		return filepath.Join(k.cfg.Dir, "rootfs", filepath.Clean("/"+v.HostPath.Path))
+		return k.nodePath(v.HostPath.Path)
 	}
+	if v.PersistentVolumeClaim != nil {
+		if dir, err := os.Readlink(k.claimLink(o, v)); err == nil {
+			return dir
+		}
+	}
+	return filepath.Join(k.podDir(o.UID), "volumes", v.Name)
+}
+
+// nodePath is where a path of the node is on the host.
+func (k *Kubelet) nodePath(path string) string {
+	return filepath.Join(k.cfg.Dir, "rootfs", filepath.Clean("/"+path))
+}
+
+// claimLink is what remembers to which directory a claim of the pod led, so that a
+// container that starts later gets the same one.
+func (k *Kubelet) claimLink(o *corev1.Pod, v *corev1.Volume) string {
 	return filepath.Join(k.podDir(o.UID), "volumes", v.Name)
 }
 
