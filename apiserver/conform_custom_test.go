@@ -286,6 +286,8 @@ func TestCustomResourceDocuments(t *testing.T) {
 	w.get("/openapi/v3/apis/harbour.example.com/v1").want(t, 200, `"com.example.harbour.v1.Boat":`, "How many people it takes to sail her.", `"x-kubernetes-selectable-fields"`)
 	w.get("/openapi/v3/apis/apiextensions.k8s.io/v1").want(t, 200, `"io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinition":`)
 
+	w.get("/openapi/v2").want(t, 200, `"com.example.harbour.v1.Boat":`, "How many people it takes to sail her.", `"io.k8s.api.core.v1.Pod":`, `"/apis/harbour.example.com/v1/namespaces/{namespace}/boats"`)
+
 	// A change of the definition changes them.
 	w.patch(boatDefinition, jsonPatch, `[{"op":"replace","path":"/spec/names/shortNames","value":["boot"]},{"op":"replace","path":"/spec/versions/1/served","value":false},
 		{"op":"replace","path":"/spec/versions/0/schema/openAPIV3Schema/description","value":"A changed boat."}]`).want(t, 200)
@@ -296,6 +298,9 @@ func TestCustomResourceDocuments(t *testing.T) {
 		if a := w.get("/openapi/v3/apis/harbour.example.com/v1"); !strings.Contains(a.body, "A changed boat.") {
 			return fmt.Errorf("old text in OpenAPI")
 		}
+		if a := w.get("/openapi/v2"); !strings.Contains(a.body, "A changed boat.") {
+			return fmt.Errorf("old text in OpenAPI v2")
+		}
 		if a := w.get("/apis/harbour.example.com/v1beta1"); a.code != 404 {
 			return fmt.Errorf("v1beta1: %d", a.code)
 		}
@@ -304,7 +309,7 @@ func TestCustomResourceDocuments(t *testing.T) {
 
 	w.send(http.MethodDelete, boatDefinition, "").want(t, 200)
 	nettest.Eventually(t, waitTime, "the kind to go", func() error {
-		for _, path := range []string{"/apis", "/openapi/v3"} {
+		for _, path := range []string{"/apis", "/openapi/v3", "/openapi/v2"} {
 			if a := w.get(path); strings.Contains(a.body, "harbour") {
 				return fmt.Errorf("%s still names it", path)
 			}
@@ -365,13 +370,12 @@ func TestCustomResourceDefinitionDeleted(t *testing.T) {
 	}
 	w.post(boatsPath, boat("new", `{"crew":2}`)).want(t, 403, "create not allowed while custom resource definition is terminating")
 	w.patch(boatsPath+"/held", mergePatch, `{"metadata":{"finalizers":null}}`).want(t, 200)
-	nettest.Eventually(t, waitTime, "the definition to go", func() error {
-		if a := w.get(boatDefinition); a.code != 404 {
-			return fmt.Errorf("%d", a.code)
+	nettest.Eventually(t, waitTime, "the definition and its kind to go", func() error {
+		if a, b := w.get(boatDefinition), w.get(boatsPath); a.code != 404 || b.code != 404 {
+			return fmt.Errorf("%d, %d", a.code, b.code)
 		}
 		return nil
 	})
-	w.get(boatsPath).want(t, 404)
 	s.ended("MODIFIED", "DELETED")
 	w.define(boats, "harbour.example.com/v1")
 	if got := itemNames(w.get(boatsPath).want(t, 200).object(t)); got != "" {

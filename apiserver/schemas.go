@@ -35,25 +35,36 @@ const maxRequestBytes = 3 << 20
 // openAPIConfig describes the API for OpenAPI v3. The definitions of all types
 // are made when they are first needed.
 func openAPIConfig(scheme *runtime.Scheme) (*common.OpenAPIV3Config, error) {
+	namer, err := definitionNamer(scheme)
+	if err != nil {
+		return nil, err
+	}
+	c := genericapiserver.DefaultOpenAPIV3Config(func(common.ReferenceCallback) map[string]common.OpenAPIDefinition { return nil }, namer)
+	c.Definitions = nil
+	c.GetDefinitions = openAPIDefinitions
+	c.Info.Title = "Kubernetes"
+	c.Info.Version = KubernetesVersion
+	return c, nil
+}
+
+// definitionNamer knows what the types of the API are called in its documents.
+func definitionNamer(scheme *runtime.Scheme) (*openapi.DefinitionNamer, error) {
 	definitions, err := crd.Published()
 	if err != nil {
 		return nil, fmt.Errorf("build the scheme of %s: %w", crd.Resource, err)
 	}
-	namer := openapi.NewDefinitionNamer(published(scheme), definitions)
-	c := genericapiserver.DefaultOpenAPIV3Config(func(common.ReferenceCallback) map[string]common.OpenAPIDefinition { return nil }, namer)
-	c.Definitions = nil
-	c.GetDefinitions = func(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
-		out := generated.GetOpenAPIDefinitions(ref)
-		for name, d := range crd.OpenAPIDefinitions(ref) {
-			if _, ok := out[name]; !ok {
-				out[name] = d
-			}
+	return openapi.NewDefinitionNamer(published(scheme), definitions), nil
+}
+
+// openAPIDefinitions describes the types of the API.
+func openAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
+	out := generated.GetOpenAPIDefinitions(ref)
+	for name, d := range crd.OpenAPIDefinitions(ref) {
+		if _, ok := out[name]; !ok {
+			out[name] = d
 		}
-		return out
 	}
-	c.Info.Title = "Kubernetes"
-	c.Info.Version = KubernetesVersion
-	return c, nil
+	return out
 }
 
 // published returns a scheme with the published versions of scheme's types:
@@ -120,8 +131,7 @@ func (s schemas) TypedToObject(v *typed.TypedValue) (runtime.Object, error) {
 }
 
 // serveOpenAPI serves /openapi/v3. The document of a group version is built
-// when it is first asked for. There is no /openapi/v2: no client since kubectl
-// 1.27 needs it where v3 is complete.
+// when it is first asked for.
 func serveOpenAPI(s *genericapiserver.GenericAPIServer, config *common.OpenAPIV3Config, service *handler3.OpenAPIService) error {
 	if err := service.RegisterOpenAPIV3VersionedService("/openapi/v3", s.Handler.NonGoRestfulMux); err != nil {
 		return fmt.Errorf("serve OpenAPI: %w", err)

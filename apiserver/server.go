@@ -217,6 +217,7 @@ func (s *Server) build() error {
 	if err := serveOpenAPI(s.generic, config.OpenAPIV3Config, documents); err != nil {
 		return errors.Join(err, s.listener.Close())
 	}
+	serveOpenAPIV2(s.generic, scheme, s.custom)
 	if err := s.generic.AddPostStartHook("kplab-services", func(c genericapiserver.PostStartHookContext) error {
 		// An error here would end the process; the first write tries again.
 		if err := registry.ReportServiceProblems(c, storages, s.cfg.Log); err != nil && c.Err() == nil {

@@ -35,7 +35,7 @@ type published struct {
 	mu       sync.Mutex
 	groups   map[string]http.Handler
 	versions map[schema.GroupVersion]versionDoc
-	served   []schema.GroupResource
+	served   []*apiextensionsv1.CustomResourceDefinition
 }
 
 // versionDoc is what is published of one group version.
@@ -67,10 +67,18 @@ func (p *published) handler(path string) http.Handler {
 	return nil
 }
 
-func (p *published) resources() []schema.GroupResource {
+// definitions are those whose resources are served.
+func (p *published) definitions() []*apiextensionsv1.CustomResourceDefinition {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.served)
+}
+
+func (p *published) resources() (out []schema.GroupResource) {
+	for _, crd := range p.definitions() {
+		out = append(out, schema.GroupResource{Group: crd.Spec.Group, Resource: crd.Status.AcceptedNames.Plural})
+	}
+	return out
 }
 
 // update publishes what the definitions say now.
@@ -79,13 +87,13 @@ func (p *published) update() {
 	all, _ := p.lister.List(labels.Everything())
 	slices.SortFunc(all, func(a, b *apiextensionsv1.CustomResourceDefinition) int { return strings.Compare(a.Name, b.Name) })
 	byVersion := map[schema.GroupVersion][]*apiextensionsv1.CustomResourceDefinition{}
-	var served []schema.GroupResource
+	var served []*apiextensionsv1.CustomResourceDefinition
 	for _, crd := range all {
 		// The kinds of a group that is built in have taken all its paths, as upstream.
 		if !apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Established) || p.cfg.BuiltIn(crd.Spec.Group) {
 			continue
 		}
-		served = append(served, schema.GroupResource{Group: crd.Spec.Group, Resource: crd.Status.AcceptedNames.Plural})
+		served = append(served, crd)
 		for _, v := range crd.Spec.Versions {
 			if v.Served {
 				gv := schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name}
