@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -76,6 +77,8 @@ type Config struct {
 	// server, for kubectl get componentstatuses: each tells what is wrong with
 	// it. It may be nil.
 	Components map[string]func(context.Context) error
+	// Audit says which requests are recorded, and where; the zero value records none.
+	Audit Audit
 	// Log is where the server reports; nil discards.
 	Log *slog.Logger
 
@@ -95,6 +98,7 @@ type Server struct {
 	kinds    []registry.Kind
 	storages registry.Storages
 	custom   *crd.Server
+	audit    *os.File // nil when requests are not recorded
 	stop     *stopSignal
 	// background is what hooks have started; it ends with stop.
 	background sync.WaitGroup
@@ -135,7 +139,7 @@ func New(cfg Config) (s *Server, err error) {
 		return nil, fmt.Errorf("open the lab's state: %w", err)
 	}
 	if err := s.build(); err != nil {
-		return nil, errors.Join(err, s.db.Close())
+		return nil, errors.Join(err, s.closeAudit(), s.db.Close())
 	}
 	return s, nil
 }
@@ -192,6 +196,9 @@ func (s *Server) build() error {
 	s.listener = newManyListener(s.cfg.Listeners)
 	config, err := s.genericConfig(scheme, codecs, getter, auth)
 	if err != nil {
+		return errors.Join(err, s.listener.Close())
+	}
+	if s.audit, err = s.cfg.Audit.open(config); err != nil {
 		return errors.Join(err, s.listener.Close())
 	}
 	if s.generic, err = config.Complete(nil).New("kplab", genericapiserver.NewEmptyDelegate()); err != nil {
@@ -287,7 +294,14 @@ func (s *Server) close() error {
 	if errors.Is(err, net.ErrClosed) {
 		err = nil
 	}
-	return errors.Join(err, s.db.Close())
+	return errors.Join(err, s.closeAudit(), s.db.Close())
+}
+
+func (s *Server) closeAudit() error {
+	if s.audit == nil {
+		return nil
+	}
+	return s.audit.Close()
 }
 
 // Ready returns when the server answers, with every kind's watch cache filled.

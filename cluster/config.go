@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"reflect"
 	"regexp"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
+	"github.com/kplab/kplab/apiserver"
 	"github.com/kplab/kplab/dns"
 )
 
@@ -55,6 +57,27 @@ type Config struct {
 	// Disposable leaves out the fsync of each write: faster, and a power cut
 	// may cost the last writes. For labs that are thrown away.
 	Disposable bool `json:"disposable,omitempty"`
+	// Audit has requests recorded.
+	Audit AuditConfig `json:"audit,omitempty"`
+}
+
+// AuditConfig says where requests to the API are recorded, and which. Paths are
+// absolute; those of a settings file may be relative to it.
+type AuditConfig struct {
+	// Log is the file that gets one event as JSON a line; "" for no record.
+	Log string `json:"log,omitempty"`
+	// Policy is a file with a Policy of audit.k8s.io/v1. Without it, the metadata of all
+	// requests is recorded but for events, leases and looks at the API's health.
+	Policy string `json:"policy,omitempty"`
+}
+
+// absolute makes the paths absolute; those that are relative begin at dir.
+func (a *AuditConfig) absolute(dir string) {
+	for _, path := range []*string{&a.Log, &a.Policy} {
+		if *path != "" && !filepath.IsAbs(*path) {
+			*path = filepath.Join(dir, *path)
+		}
+	}
 }
 
 // NodeConfig describes one simulated node.
@@ -122,6 +145,11 @@ func LoadConfig(path string) (Config, error) {
 		return c, fmt.Errorf("settings file %s: want apiVersion %s and kind %s, found %q and %q",
 			path, configAPIVersion, configKind, c.APIVersion, c.Kind)
 	}
+	dir, err := filepath.Abs(filepath.Dir(path))
+	if err != nil {
+		return c, fmt.Errorf("find the settings file: %w", err)
+	}
+	c.Audit.absolute(dir)
 	return c, nil
 }
 
@@ -267,6 +295,9 @@ func (c *Config) Validate() error {
 		if _, err := dns.ReadZone(c.DNS.Zone); err != nil {
 			errs = append(errs, fmt.Errorf("dns.zone: %w", err))
 		}
+	}
+	if err := apiserver.Audit(c.Audit).Check(); err != nil {
+		errs = append(errs, fmt.Errorf("audit: %w", err))
 	}
 	errs = append(errs, c.validateNodes()...)
 	return errors.Join(errs...)

@@ -148,3 +148,34 @@ func TestIPv6NetworksAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// TestAuditSettings: paths are relative to the settings file, and a policy that cannot
+// be used is told before anything starts.
+func TestAuditSettings(t *testing.T) {
+	dir := t.TempDir()
+	load := func(policy string) (Config, error) {
+		t.Helper()
+		text := "apiVersion: kplab/v1alpha1\nkind: Lab\naudit: {log: audit.log, policy: policy.yaml}\n"
+		for name, content := range map[string]string{"lab.yaml": text, "policy.yaml": policy} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c, err := LoadConfig(filepath.Join(dir, "lab.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetDefaults(0)
+		return c, c.Validate()
+	}
+	c, err := load("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n")
+	if err != nil || c.Audit.Log != filepath.Join(dir, "audit.log") || c.Audit.Policy != filepath.Join(dir, "policy.yaml") {
+		t.Errorf("%+v, %v", c.Audit, err)
+	}
+	if _, err = load("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: All}]\n"); err == nil || !strings.Contains(err.Error(), `audit: audit policy `) || !strings.Contains(err.Error(), `Unsupported value: "All"`) {
+		t.Errorf("a bad policy: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "audit.log")); err == nil {
+		t.Error("the check has made the log")
+	}
+}

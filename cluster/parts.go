@@ -99,6 +99,7 @@ func (l *Lab) startAPI(ctx context.Context) (string, error) {
 		ServerNames: []string{master.Name, "kubernetes.default.svc." + l.cfg.Networking.DNSDomain},
 		ServerIPs:   addrs(hostAddress, master.Address),
 		NoFsync:     l.cfg.Disposable,
+		Audit:       apiserver.Audit(l.cfg.Audit),
 		Version:     version,
 		KubeletDial: func(ctx context.Context, _, addr string) (net.Conn, error) { return masterNS.Dial(ctx, "tcp", addr) },
 		Components:  map[string]func(context.Context) error{"scheduler": l.keepsUp("scheduler"), "controller-manager": l.keepsUp("controller-manager")},

@@ -22,6 +22,7 @@ type upOptions struct {
 	detach     bool
 	fresh      bool
 	disposable bool
+	audit      cluster.AuditConfig
 	reportFD   int
 }
 
@@ -46,6 +47,8 @@ way the state is kept: the next up brings every object and pod back.`,
 	f.BoolVarP(&o.detach, "detach", "d", false, "return when the lab is ready and leave it running")
 	f.BoolVar(&o.fresh, "fresh", false, "delete the kept state first")
 	f.BoolVar(&o.disposable, "no-fsync", false, "do not wait for the disk on each write; for labs that are thrown away")
+	f.StringVar(&o.audit.Log, "audit-log", "", "file to record requests to the API in, one JSON object a line")
+	f.StringVar(&o.audit.Policy, "audit-policy", "", "file (kind Policy of audit.k8s.io/v1) that says which requests; default: the metadata of all but events, leases and health checks")
 	f.IntVar(&o.reportFD, "report-fd", -1, "descriptor on which a detached lab reports its start")
 	_ = f.MarkHidden("report-fd")
 	return cmd
@@ -102,17 +105,20 @@ func (o *upOptions) settings(cmd *cobra.Command, g *globals) (cluster.Config, er
 	if o.proxyMode != "" {
 		cfg.Proxy.Mode = o.proxyMode
 	}
-	if o.dnsZone != "" {
-		cfg.DNS.Zone = o.dnsZone
-	}
-	if cfg.DNS.Zone != "" {
-		var err error
-		if cfg.DNS.Zone, err = filepath.Abs(cfg.DNS.Zone); err != nil {
-			return cfg, fmt.Errorf("find the zone of outside names: %w", err)
-		}
-		o.dnsZone = cfg.DNS.Zone
-	}
 	cfg.Disposable = cfg.Disposable || o.disposable
+	for _, path := range []struct{ flag, setting *string }{{&o.dnsZone, &cfg.DNS.Zone}, {&o.audit.Log, &cfg.Audit.Log}, {&o.audit.Policy, &cfg.Audit.Policy}} {
+		if *path.flag != "" {
+			*path.setting = *path.flag
+		}
+		if *path.setting == "" {
+			continue
+		}
+		var err error
+		if *path.setting, err = filepath.Abs(*path.setting); err != nil {
+			return cfg, fmt.Errorf("find the files of the settings: %w", err)
+		}
+		*path.flag = *path.setting
+	}
 	cfg.SetDefaults(o.nodes)
 	if err := cfg.Validate(); err != nil {
 		return cfg, usageError{fmt.Errorf("settings of lab %q: %w", cfg.Name, err)}
@@ -130,13 +136,19 @@ func (o *upOptions) daemonArgs() []string {
 	if o.dnsZone != "" {
 		args = append(args, "--dns-zone="+o.dnsZone)
 	}
+	if o.audit.Log != "" {
+		args = append(args, "--audit-log="+o.audit.Log)
+	}
+	if o.audit.Policy != "" {
+		args = append(args, "--audit-policy="+o.audit.Policy)
+	}
 	return args
 }
 
 // asked says whether the person chose any setting, as against resuming whatever
 // there is.
 func (o *upOptions) asked(cmd *cobra.Command) bool {
-	for _, flag := range []string{"config", "nodes", "proxy-mode", "dns-zone", "no-fsync"} {
+	for _, flag := range []string{"config", "nodes", "proxy-mode", "dns-zone", "no-fsync", "audit-log", "audit-policy"} {
 		if cmd.Flags().Changed(flag) {
 			return true
 		}
