@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -32,7 +33,10 @@ import (
 
 // fakeKubelet speaks a kubelet's side of logs, exec and port-forward on the
 // stock streaming library. It asks for a client certificate, as a kubelet does.
-type fakeKubelet struct{}
+type fakeKubelet struct {
+	started time.Time
+	uid     func() types.UID // of the pod that has figures
+}
 
 // ExecInContainer echoes what it was asked and what it reads; a command "exit"
 // ends with code 7.
@@ -76,6 +80,12 @@ func (k fakeKubelet) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		kubeletcommand.ServeExec(w, r, k, parts[2], "", parts[3], q["command"], &kubeletcommand.Options{
 			Stdin: q.Get("input") == "1", Stdout: q.Get("output") == "1", Stderr: q.Get("error") == "1", TTY: q.Get("tty") == "1",
 		}, time.Minute, 10*time.Second, kubeletcommand.SupportedStreamingProtocols)
+	case "stats":
+		// A container that has had half a core since its start, ten seconds ago.
+		now := time.Now()
+		start := k.started
+		fmt.Fprintf(w, `{"pods":[{"podRef":{"uid":%q},"containers":[{"name":"web","startTime":%q,"cpu":{"time":%q,"usageCoreNanoSeconds":%d},"memory":{"workingSetBytes":8388608}}]}]}`,
+			k.uid(), start.Format(time.RFC3339Nano), now.Format(time.RFC3339Nano), now.Sub(start).Nanoseconds()/2)
 	case "portForward":
 		kubeletportforward.ServePortForward(w, r, k, parts[2], "", &kubeletportforward.V4Options{}, time.Minute, 10*time.Second, kubeletportforward.SupportedProtocols)
 	default:
@@ -112,7 +122,13 @@ func startWithKubelet(t *testing.T) *testServer {
 		t.Fatal(err)
 	}
 	kubeletAddr = l.Addr().String()
-	kubelet := &http.Server{Handler: fakeKubelet{}, ReadHeaderTimeout: waitTime}
+	kubelet := &http.Server{Handler: fakeKubelet{time.Now().Add(-10 * time.Second), func() types.UID {
+		pod, err := s.client.CoreV1().Pods("default").Get(t.Context(), "a", metav1.GetOptions{})
+		if err != nil {
+			return ""
+		}
+		return pod.UID
+	}}, ReadHeaderTimeout: waitTime}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -60,5 +60,7 @@ func Kinds() []Kind {
 		selfSubjectRulesReviewKind(),
 		selfSubjectReviewKind(),
 		tokenReviewKind(),
+		nodeMetricsKind(),
+		podMetricsKind(),
 	}
 }

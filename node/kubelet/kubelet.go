@@ -81,6 +81,7 @@ type Kubelet struct {
 	inFlight    atomic.Int64
 
 	images imageDirs
+	meter  meter
 
 	mu   sync.Mutex
 	pods map[types.UID]*pod
@@ -109,6 +110,7 @@ func New(cfg Config) (*Kubelet, error) {
 		statusQueue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](20*time.Millisecond, 10*time.Second)),
 		started:     make(chan struct{}), workCtx: ctx, stop: stop,
 	}
+	k.meter.since = time.Now()
 	k.witness = cfg.Witness
 	if k.witness == nil {
 		k.witness = settle.NewWitness("kubelet/"+cfg.NodeName, k.Pending)

@@ -57,6 +57,8 @@ func (k *Kubelet) Serve(ctx context.Context, cfg *tls.Config) error {
 func (k *Kubelet) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
+	mux.HandleFunc("GET /stats/summary", k.serveSummary)
+	mux.HandleFunc("GET /metrics/resource", k.serveResourceMetrics)
 	mux.HandleFunc("GET /containerLogs/{ns}/{pod}/{container}", k.forContainer(k.serveLogs))
 	for _, method := range []string{"GET", "POST"} {
 		mux.HandleFunc(method+" /exec/{ns}/{pod}/{container}", k.forContainer(k.serveExec))
