@@ -141,6 +141,10 @@ func TestRollout(t *testing.T) {
 	if d.Annotations["deployment.kubernetes.io/revision"] != "1" || reason(d, appsv1.DeploymentProgressing) != "True NewReplicaSetAvailable" || reason(d, appsv1.DeploymentAvailable) != "True MinimumReplicasAvailable" {
 		t.Fatalf("revision %v, %+v", d.Annotations, d.Status)
 	}
+	// Only people change what the generation counts.
+	if d.Generation != 1 || d.Status.ObservedGeneration != 1 {
+		t.Errorf("generation %d, observed %d", d.Generation, d.Status.ObservedGeneration)
+	}
 	first := b.sets("web")[0]
 	hash := first.Labels[appsv1.DefaultDeploymentUniqueLabelKey]
 	if hash == "" || first.Name != "web-"+hash || first.Spec.Selector.MatchLabels[appsv1.DefaultDeploymentUniqueLabelKey] != hash {

@@ -168,7 +168,8 @@ func (r *rollout) syncRevisions() error {
 	return r.publishRevision()
 }
 
-// publishRevision copies the current set's revision to the Deployment.
+// publishRevision copies the current set's revision to the Deployment, by the status
+// subresource: the generation counts what people change.
 func (r *rollout) publishRevision() error {
 	revision := r.current.Annotations[revisionAnnotation]
 	if r.d.Annotations[revisionAnnotation] == revision {
@@ -181,7 +182,7 @@ func (r *rollout) publishRevision() error {
 	if err != nil {
 		return fmt.Errorf("encode the revision: %w", err)
 	}
-	stored, err := r.c.client.AppsV1().Deployments(r.d.Namespace).Patch(r.ctx, r.d.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	stored, err := r.c.client.AppsV1().Deployments(r.d.Namespace).Patch(r.ctx, r.d.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 	if err != nil {
 		return fmt.Errorf("write revision %s: %w", revision, err)
 	}

@@ -228,7 +228,7 @@ func (c *Controller) refuse(ctx context.Context, pod *corev1.Pod, why string) er
 		"metadata": map[string]any{"uid": pod.UID},
 		"status": map[string]any{"conditions": []any{map[string]any{
 			"type": corev1.PodScheduled, "status": corev1.ConditionFalse,
-			"reason": corev1.PodReasonUnschedulable, "message": why,
+			"reason": corev1.PodReasonUnschedulable, "message": why, "observedGeneration": pod.Generation,
 			"lastTransitionTime": transition(pod, c.clock),
 			"lastProbeTime":      nil,
 		}}},
