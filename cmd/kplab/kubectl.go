@@ -4,6 +4,8 @@ package main
 
 import (
 	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
@@ -29,6 +31,9 @@ func newKubectlCommand(g *globals) *cobra.Command {
 			if err := os.Setenv("KUBECONFIG", cluster.PathsOf(g.name).Kubeconfig()); err != nil {
 				return err
 			}
+			// kplab's own commands end by their context; kubectl knows none and is to
+			// end by a signal, or do with it what it does.
+			signal.Reset(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 			// kubectl reads os.Args when it looks for plugins and for the name
 			// it is called by.
 			os.Args = append([]string{"kubectl"}, args...)

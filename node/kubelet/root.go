@@ -61,6 +61,13 @@ func (k *Kubelet) rootOf(p *pod, o *corev1.Pod, spec *corev1.Container, attempt 
 			}
 		}
 		r.mounts = append(r.mounts, sandbox.Mount{Source: src, Target: m.MountPath, ReadOnly: m.ReadOnly || readOnlyVolume(o, m.Name)})
+		if src == k.nodeRoot() {
+			programs, err := k.nodePrograms(m.MountPath)
+			if err != nil {
+				return r, err
+			}
+			r.mounts = append(r.mounts, programs...)
+		}
 	}
 	if spec.TerminationMessagePath != "" && attempt >= 0 {
 		file := k.messageFile(o.UID, spec.Name, attempt)

@@ -467,6 +467,20 @@ func TestPortForwardEndsWithThePod(t *testing.T) {
 	}
 }
 
+// The node's root, mounted whole, is one to change into, and is no other node's.
+func TestNodeRoot(t *testing.T) {
+	h := newHarness(t)
+	p := newTestPod("look", "busybox", "sleep", "1000")
+	p.Spec.HostNetwork = true
+	p.Spec.Volumes = []corev1.Volume{{Name: "root", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}}}
+	p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "root", MountPath: "/host"}}
+	h.create(p)
+	h.until("look", "ready", isReady)
+	h.eventuallyExec("look", []string{"hostname"}, "n1\n")
+	h.eventuallyExec("look", []string{"chroot", "/host", "sh", "-c", "cat /etc/hostname; echo left >/left"}, "n1\n")
+	h.eventuallyExec("look", []string{"sh", "-c", "cat /host/left; touch /host/usr/x 2>&1 | grep -c Read-only"}, "left\n1\n")
+}
+
 // What people leave in a built-in server's root is there when they look again, and
 // gone with the attempt.
 func TestViewOfABuiltInServerStays(t *testing.T) {

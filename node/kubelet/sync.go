@@ -393,7 +393,12 @@ func ephemeral(o *corev1.Pod, name string) *corev1.EphemeralContainer {
 	return nil
 }
 
+// hostname is what the pod's processes call their host: a pod in the node's network
+// has the node's name.
 func hostname(o *corev1.Pod) string {
+	if o.Spec.HostNetwork {
+		return o.Spec.NodeName
+	}
 	h := o.Spec.Hostname
 	if h == "" {
 		h = o.Name

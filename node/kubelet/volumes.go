@@ -305,7 +305,7 @@ func (k *Kubelet) volumeDir(o *corev1.Pod, v *corev1.Volume) string {
 
 // nodePath is where a path of the node is on the host.
 func (k *Kubelet) nodePath(path string) string {
-	return filepath.Join(k.cfg.Dir, "rootfs", filepath.Clean("/"+path))
+	return filepath.Join(k.nodeRoot(), filepath.Clean("/"+path))
 }
 
 // claimLink is what remembers to which directory a claim of the pod led, so that a
