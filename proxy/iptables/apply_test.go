@@ -5,8 +5,6 @@ package iptables
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"testing"
@@ -19,6 +17,7 @@ import (
 	"github.com/kplab/kplab/internal/netns"
 	"github.com/kplab/kplab/internal/nettest"
 	"github.com/kplab/kplab/proxy"
+	"github.com/kplab/kplab/proxy/proxytest"
 )
 
 // variants are the tools that every test below is run with, and the feature that
@@ -70,97 +69,20 @@ func apply(tb testing.TB, m *Mode, s *proxy.Snapshot) *Program {
 	return p.(*Program)
 }
 
-// churner changes a set of Services at random.
-type churner struct {
-	*rand.Rand
-	d        *proxy.Decider
-	services map[string]*corev1.Service
-	slices   map[string]*discoveryv1.EndpointSlice
-}
-
-func newChurner(seed uint64) *churner {
-	return &churner{rand.New(rand.NewPCG(seed, 1)), proxy.NewDecider(), map[string]*corev1.Service{}, map[string]*discoveryv1.EndpointSlice{}}
-}
-
-func (c *churner) step() {
-	i := c.IntN(8)
-	svcs, eps := synthetic(i+1, c.IntN(6))
-	svc, slice := svcs[i], eps[i]
-	key := svc.Name
-	switch c.IntN(6) {
-	case 0:
-		c.d.DeleteService(svc.Namespace, svc.Name)
-		delete(c.services, key)
-		return
-	case 1:
-		c.d.DeleteSlice(slice.Namespace, slice.Name)
-		delete(c.slices, key)
-		return
-	case 2, 3:
-		svc.Spec.Type = corev1.ServiceTypeLoadBalancer
-		svc.Spec.Ports[0].NodePort = int32(30000 + i)
-		if c.IntN(2) == 0 {
-			svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
-			svc.Spec.HealthCheckNodePort = int32(31000 + i)
-		}
-		if c.IntN(2) == 0 {
-			local := corev1.ServiceInternalTrafficPolicyLocal
-			svc.Spec.InternalTrafficPolicy = &local
-		}
-		if c.IntN(2) == 0 {
-			svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-		}
-		if c.IntN(2) == 0 {
-			svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: fmt.Sprintf("203.0.113.%d", i)}}
-			svc.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24", "172.18.0.0/16"}[:c.IntN(3)]
-		}
-		if c.IntN(2) == 0 {
-			svc.Spec.ExternalIPs = []string{fmt.Sprintf("192.0.2.%d", c.IntN(4))}
-		}
-	}
-	for j := range slice.Endpoints {
-		yes, no := true, false
-		switch c.IntN(4) {
-		case 0:
-			slice.Endpoints[j].Conditions = discoveryv1.EndpointConditions{Ready: &no, Serving: &yes, Terminating: &yes}
-		case 1:
-			slice.Endpoints[j].Conditions = discoveryv1.EndpointConditions{Ready: &no, Serving: &no}
-		}
-	}
-	c.d.SetService(svc)
-	c.services[key] = svc
-	if c.IntN(3) > 0 {
-		c.d.SetSlice(slice)
-		c.slices[key] = slice
-	}
-}
-
-func (c *churner) fresh() *proxy.Snapshot {
-	var svcs []*corev1.Service
-	for _, s := range c.services {
-		svcs = append(svcs, s)
-	}
-	var eps []*discoveryv1.EndpointSlice
-	for _, s := range c.slices {
-		eps = append(eps, s)
-	}
-	return proxy.Decide(testFacts(), svcs, eps)
-}
-
 // TestChurn changes Services at random, applies each change, and compares the
 // kernel with a fresh rendering in an empty namespace.
 func TestChurn(t *testing.T) {
 	for v := range variants() {
 		t.Run(string(v), func(t *testing.T) {
 			ns, mode := variant(t, v)
-			c := newChurner(7)
+			c := proxytest.NewChurner(7)
 			m := mode()
 			const steps = 60
 			for i := range steps {
 				for range 1 + c.IntN(2) {
-					c.step()
+					c.Step()
 				}
-				apply(t, m, c.d.Decide(testFacts()))
+				apply(t, m, c.Decider.Decide(proxytest.SyntheticFacts()))
 				if i%15 == 7 {
 					m = mode() // a restart: nothing is remembered
 				}
@@ -170,7 +92,7 @@ func TestChurn(t *testing.T) {
 				other := nettest.NewNS(t)
 				f := *m.features
 				ref := New(Options{NetNS: other, Variant: m.opts.Variant, Features: &f, LockFile: m.opts.LockFile})
-				apply(t, ref, c.fresh())
+				apply(t, ref, c.Fresh())
 				if d := cmp.Diff(dumpKernel(t, other, ref), dumpKernel(t, ns, m)); d != "" {
 					t.Fatalf("step %d: kernel differs from a fresh rendering (-fresh +kernel):\n%s", i, d)
 				}
@@ -220,20 +142,20 @@ func TestSmallChange(t *testing.T) {
 	for v := range variants() {
 		t.Run(string(v), func(t *testing.T) {
 			ns, mode := variant(t, v)
-			svcs, eps := synthetic(30, 4)
+			svcs, eps := proxytest.Synthetic(30, 4)
 			d := proxy.NewDecider()
 			for i := range svcs {
 				d.SetService(svcs[i])
 				d.SetSlice(eps[i])
 			}
 			m := mode()
-			apply(t, m, d.Decide(testFacts()))
+			apply(t, m, d.Decide(proxytest.SyntheticFacts()))
 			seen := &recorder{Runner: inNode(ns)}
 			m.tool.exec = seen
 			changed := eps[3].DeepCopy()
 			changed.Endpoints = changed.Endpoints[1:]
 			d.SetSlice(changed)
-			apply(t, m, d.Decide(testFacts()))
+			apply(t, m, d.Decide(proxytest.SyntheticFacts()))
 			restores := 0
 			for _, c := range seen.cmds {
 				if !strings.HasSuffix(c.Path, "-restore") {
@@ -435,16 +357,16 @@ func TestTwoFamilies(t *testing.T) {
 }
 
 func dualSnapshot() *proxy.Snapshot {
-	svcs, eps := synthetic(1, 1)
+	svcs, eps := proxytest.Synthetic(1, 1)
 	svcs[0].Spec.ClusterIPs = []string{svcs[0].Spec.ClusterIP, "fd00::10"}
 	svcs[0].Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	svcs[0].Spec.Type = corev1.ServiceTypeNodePort
 	svcs[0].Spec.Ports[0].NodePort = 30080
-	none, _ := synthetic(2, 0)
+	none, _ := proxytest.Synthetic(2, 0)
 	none[1].Spec.ClusterIPs = []string{none[1].Spec.ClusterIP, "fd00::11"}
 	six := eps[0].DeepCopy()
 	six.Name, six.AddressType, six.Endpoints[0].Addresses = "six", discoveryv1.AddressTypeIPv6, []string{"fd01::1"}
-	f := testFacts()
+	f := proxytest.SyntheticFacts()
 	f.NodeIPs = append(f.NodeIPs, netip.MustParseAddr("fd02::1"))
 	f.ClusterCIDRs = append(f.ClusterCIDRs, netip.MustParsePrefix("fd01::/64"))
 	return proxy.Decide(f, append(svcs, none[1]), append(eps, six))

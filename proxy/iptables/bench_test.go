@@ -11,7 +11,7 @@ import (
 
 	"github.com/kplab/kplab/internal/execx"
 	"github.com/kplab/kplab/internal/nettest"
-	"github.com/kplab/kplab/proxy"
+	"github.com/kplab/kplab/proxy/proxytest"
 )
 
 // sizes are the numbers of Services of the benchmarks, of five endpoints each;
@@ -23,21 +23,11 @@ func sizes(base ...int) []int {
 	return base
 }
 
-func filled(n int) *proxy.Decider {
-	svcs, eps := synthetic(n, 5)
-	d := proxy.NewDecider()
-	for i := range svcs {
-		d.SetService(svcs[i])
-		d.SetSlice(eps[i])
-	}
-	return d
-}
-
 // BenchmarkRender renders everything anew, as after a start.
 func BenchmarkRender(b *testing.B) {
 	for _, n := range sizes(10, 100, 1000) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			s := filled(n).Decide(testFacts())
+			s := proxytest.SyntheticDecider(n, 5).Decide(proxytest.SyntheticFacts())
 			b.ReportAllocs()
 			for b.Loop() {
 				if _, err := New(Options{}).Render(s); err != nil {
@@ -52,15 +42,15 @@ func BenchmarkRender(b *testing.B) {
 func BenchmarkChangeRender(b *testing.B) {
 	for _, n := range sizes(1000) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			d := filled(n)
-			_, eps := synthetic(1, 5)
+			d := proxytest.SyntheticDecider(n, 5)
+			_, eps := proxytest.Synthetic(1, 5)
 			m := New(Options{})
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				slice := eps[0].DeepCopy()
 				slice.Endpoints = slice.Endpoints[:4+i%2]
 				d.SetSlice(slice)
-				if _, err := m.Render(d.Decide(testFacts())); err != nil {
+				if _, err := m.Render(d.Decide(proxytest.SyntheticFacts())); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -77,7 +67,7 @@ func BenchmarkFullApply(b *testing.B) {
 	nettest.Need(b, "iptables")
 	for _, n := range sizes(1000) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			s := filled(n).Decide(testFacts())
+			s := proxytest.SyntheticDecider(n, 5).Decide(proxytest.SyntheticFacts())
 			var ours, plain time.Duration
 			for b.Loop() {
 				ns := nettest.NewNS(b)
@@ -151,11 +141,11 @@ func BenchmarkOneChange(b *testing.B) {
 	nettest.Need(b, "iptables")
 	for _, n := range sizes(1000) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			d := filled(n)
+			d := proxytest.SyntheticDecider(n, 5)
 			ns := nettest.NewNS(b)
 			m := New(Options{NetNS: ns})
-			apply(b, m, d.Decide(testFacts()))
-			svcs, eps := synthetic(n, 5)
+			apply(b, m, d.Decide(proxytest.SyntheticFacts()))
+			svcs, eps := proxytest.Synthetic(n, 5)
 			_ = svcs
 			slice := eps[n/2]
 			run := execx.In(ns)
@@ -167,7 +157,7 @@ func BenchmarkOneChange(b *testing.B) {
 				seen := &recorder{Runner: run}
 				m.tool.exec = seen
 				start := time.Now()
-				apply(b, m, d.Decide(testFacts()))
+				apply(b, m, d.Decide(proxytest.SyntheticFacts()))
 				ours += time.Since(start)
 				if len(seen.cmds) == 0 {
 					continue
@@ -196,7 +186,7 @@ func BenchmarkIntact(b *testing.B) {
 	for _, n := range sizes(1000) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			m := New(Options{NetNS: nettest.NewNS(b)})
-			apply(b, m, filled(n).Decide(testFacts()))
+			apply(b, m, proxytest.SyntheticDecider(n, 5).Decide(proxytest.SyntheticFacts()))
 			for name, prepare := range map[string]func(){"still": func() {}, "changed": func() { clear(m.checked) }} {
 				b.Run(name, func(b *testing.B) {
 					for b.Loop() {
@@ -231,7 +221,7 @@ func BenchmarkFirstApply(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	s := filled(3).Decide(testFacts())
+	s := proxytest.SyntheticDecider(3, 5).Decide(proxytest.SyntheticFacts())
 	var spent time.Duration
 	for b.Loop() {
 		ns := nettest.NewNS(b)
@@ -249,20 +239,20 @@ func BenchmarkOneService(b *testing.B) {
 	nettest.Need(b, "iptables")
 	for _, n := range sizes(1000) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			d := filled(n)
+			d := proxytest.SyntheticDecider(n, 5)
 			m := New(Options{NetNS: nettest.NewNS(b)})
-			svcs, eps := synthetic(n+1, 5)
+			svcs, eps := proxytest.Synthetic(n+1, 5)
 			d.SetSlice(eps[n])
-			apply(b, m, d.Decide(testFacts()))
+			apply(b, m, d.Decide(proxytest.SyntheticFacts()))
 			var add, del time.Duration
 			for b.Loop() {
 				d.SetService(svcs[n])
 				start := time.Now()
-				apply(b, m, d.Decide(testFacts()))
+				apply(b, m, d.Decide(proxytest.SyntheticFacts()))
 				add += time.Since(start)
 				d.DeleteService(svcs[n].Namespace, svcs[n].Name)
 				start = time.Now()
-				apply(b, m, d.Decide(testFacts()))
+				apply(b, m, d.Decide(proxytest.SyntheticFacts()))
 				del += time.Since(start)
 			}
 			b.ReportMetric(add.Seconds()*1000/float64(b.N), "ms/add")

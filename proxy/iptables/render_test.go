@@ -3,7 +3,6 @@
 package iptables
 
 import (
-	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -12,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kplab/kplab/proxy"
+	"github.com/kplab/kplab/proxy/proxytest"
 )
 
 // TestChainNames pins the hashes: they are upstream's, and what tutorials show.
@@ -44,45 +44,12 @@ func TestProbability(t *testing.T) {
 	}
 }
 
-// synthetic makes n Services of e endpoints each; even nodePorts on some.
-func synthetic(n, e int) (services []*corev1.Service, eps []*discoveryv1.EndpointSlice) {
-	port, tcp, name := int32(8080), corev1.ProtocolTCP, "http"
-	node1, node2 := "n1", "n2"
-	for i := range n {
-		s := &corev1.Service{Spec: corev1.ServiceSpec{
-			ClusterIP: netip.AddrFrom4([4]byte{10, 100, byte(i >> 8), byte(i)}).String(),
-			Ports:     []corev1.ServicePort{{Name: name, Port: 80, Protocol: tcp}},
-		}}
-		s.Namespace, s.Name = "bench", fmt.Sprintf("svc-%05d", i)
-		services = append(services, s)
-		slice := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port, Protocol: &tcp}}}
-		slice.Namespace, slice.Name, slice.Labels = s.Namespace, s.Name+"-a", map[string]string{discoveryv1.LabelServiceName: s.Name}
-		for j := range e {
-			k := i*e + j
-			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{
-				Addresses: []string{netip.AddrFrom4([4]byte{10, byte(200 + k>>16), byte(k >> 8), byte(k)}).String()},
-				NodeName:  []*string{&node1, &node2}[j%2],
-			})
-		}
-		eps = append(eps, slice)
-	}
-	return services, eps
-}
-
-func testFacts() proxy.Facts {
-	return proxy.Facts{
-		NodeName: "n1", NodeIPs: []netip.Addr{netip.MustParseAddr("172.18.0.2")},
-		ClusterCIDRs:       []netip.Prefix{netip.MustParsePrefix("10.200.0.0/13")},
-		LocalhostNodePorts: true,
-	}
-}
-
 // TestLargeCluster checks that comments of Service chains go above a thousand
 // endpoints, and only those.
 func TestLargeCluster(t *testing.T) {
 	for services, comments := range map[int]bool{200: true, 201: false} {
-		svcs, eps := synthetic(services, 5)
-		p, err := New(Options{}).Render(proxy.Decide(testFacts(), svcs, eps))
+		svcs, eps := proxytest.Synthetic(services, 5)
+		p, err := New(Options{}).Render(proxy.Decide(proxytest.SyntheticFacts(), svcs, eps))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,12 +65,12 @@ func TestLargeCluster(t *testing.T) {
 
 // TestIPv6 checks the parts that differ in the other family.
 func TestIPv6(t *testing.T) {
-	svcs, eps := synthetic(1, 1)
+	svcs, eps := proxytest.Synthetic(1, 1)
 	svcs[0].Spec.ClusterIP, svcs[0].Spec.ClusterIPs = "fd00::10", []string{"fd00::10"}
 	svcs[0].Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	eps[0].AddressType = discoveryv1.AddressTypeIPv6
 	eps[0].Endpoints[0].Addresses = []string{"fd01::1"}
-	f := testFacts()
+	f := proxytest.SyntheticFacts()
 	f.NodeIPs = []netip.Addr{netip.MustParseAddr("fd02::1")}
 	f.ClusterCIDRs = []netip.Prefix{netip.MustParsePrefix("fd01::/64")}
 	p, err := New(Options{}).Render(proxy.Decide(f, svcs, eps))
@@ -130,21 +97,21 @@ func TestIPv6(t *testing.T) {
 
 // TestRenderReuses checks that an unchanged Service is not rendered again.
 func TestRenderReuses(t *testing.T) {
-	svcs, eps := synthetic(3, 2)
+	svcs, eps := proxytest.Synthetic(3, 2)
 	d := proxy.NewDecider()
 	for i := range svcs {
 		d.SetService(svcs[i])
 		d.SetSlice(eps[i])
 	}
 	m := New(Options{})
-	one, err := m.Render(d.Decide(testFacts()))
+	one, err := m.Render(d.Decide(proxytest.SyntheticFacts()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	changed := eps[1].DeepCopy()
 	changed.Endpoints = changed.Endpoints[:1]
 	d.SetSlice(changed)
-	two, err := m.Render(d.Decide(testFacts()))
+	two, err := m.Render(d.Decide(proxytest.SyntheticFacts()))
 	if err != nil {
 		t.Fatal(err)
 	}

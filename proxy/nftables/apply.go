@@ -63,9 +63,10 @@ type change struct {
 	newSets   []*container
 	newChains []chain
 	// written are the chains whose rules are written, those that hang on a hook
-	// last; emptied are flushed before sets go that their rules use.
+	// last. renewed says that a set is made anew under the same name, so that all
+	// that refers to it has to be emptied first.
 	written []chain
-	emptied []string
+	renewed bool
 	// replaced elements have another value than before, added and removed ones are
 	// on one side only.
 	replaced, added, removed [sets][]element
@@ -252,6 +253,7 @@ func (d *differ) chains(old, want *block) {
 	// A set whose timeout changed cannot be changed; it is made anew, and what
 	// refers to it is written anew.
 	renewed := false
+	defer func() { d.renewed = d.renewed || renewed }()
 	for _, a := range old.affinity {
 		i := slices.IndexFunc(want.affinity, func(b *container) bool { return a.name == b.name })
 		if i < 0 || want.affinity[i].timeout != a.timeout {
@@ -271,10 +273,7 @@ func (d *differ) chains(old, want *block) {
 		case was < 0:
 			d.newChains = append(d.newChains, c)
 			d.written = append(d.written, c)
-		case renewed:
-			d.emptied = append(d.emptied, c.name)
-			d.written = append(d.written, c)
-		case !slices.EqualFunc(old.chains[was].rules, c.rules, func(a, b rule) bool { return a.same(&b) }):
+		case renewed || !slices.EqualFunc(old.chains[was].rules, c.rules, func(a, b rule) bool { return a.same(&b) }):
 			d.written = append(d.written, c)
 		}
 	}
@@ -352,9 +351,18 @@ func (st *state) write(conn *nfnl.Conn, c *change) (int, error) {
 	if c.table || c.replace {
 		b.addTable()
 	}
+	fresh := make(map[string]bool, len(c.newChains))
+	for i := range c.newChains {
+		fresh[c.newChains[i].name] = true
+	}
 	stale := c.staleSets
-	if len(c.emptied) > 0 {
-		for _, name := range c.emptied {
+	if c.renewed {
+		for i := range c.written {
+			if !fresh[c.written[i].name] {
+				b.flushChain(c.written[i].name)
+			}
+		}
+		for _, name := range c.staleChains {
 			b.flushChain(name)
 		}
 		for _, name := range stale {
@@ -383,10 +391,6 @@ func (st *state) write(conn *nfnl.Conn, c *change) (int, error) {
 		}
 	}
 	put(endpoints)
-	fresh := make(map[string]bool, len(c.newChains))
-	for i := range c.newChains {
-		fresh[c.newChains[i].name] = true
-	}
 	write := func(w *chain) {
 		if !fresh[w.name] {
 			b.flushChain(w.name)

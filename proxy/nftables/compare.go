@@ -88,7 +88,11 @@ func (k *kernelTable) holds(have *kernelChain, want *chain) bool {
 			continue
 		}
 		s := k.sets[h.anon]
-		if s == nil || s.kind != kindOf(w.anon.container) || s.size != len(w.anon.elements) {
+		if s == nil || s.kind != kindOf(w.anon.container) {
+			return false
+		}
+		// nft counts ranges in its own way.
+		if s.size != len(w.anon.elements) && w.anon.flags&unix.NFT_SET_INTERVAL == 0 {
 			return false
 		}
 		if k.deep && (s.odd || !sameElements(s.elements, w.anon.elements)) {

@@ -93,6 +93,8 @@ type container struct {
 	// byExpression says that nft is told the expressions which the key stands for;
 	// a part that is a bare number has no other name.
 	byExpression bool
+	// of says which address a set of ranges is asked about; nft wants to know.
+	of direction
 	// shared says that several Services may want the same element.
 	shared bool
 }
@@ -248,7 +250,7 @@ func (c *container) userData() []byte {
 		add(piece(udDataTypeof, concat(c.addrExpr(destination), portExpr())...))
 	case c.flags&unix.NFT_SET_INTERVAL != 0:
 		add(piece32(udMerge, 1))
-		add(piece(udKeyTypeof, c.addrExpr(source)...))
+		add(piece(udKeyTypeof, c.addrExpr(c.of)...))
 	case len(c.fields) > 1:
 		add(piece(udKeyTypeof, described(exprConcat)...))
 	case c.worth == worthVerdict:
@@ -299,8 +301,8 @@ const (
 	anonymousMap = "__map%d"
 )
 
-func (f family) rangeSet() *container {
-	return &container{family: f, name: anonymousSet, fields: []field{fieldAddr}, flags: anonymousFlags | unix.NFT_SET_INTERVAL}
+func (f family) rangeSet(of direction) *container {
+	return &container{family: f, name: anonymousSet, of: of, fields: []field{fieldAddr}, flags: anonymousFlags | unix.NFT_SET_INTERVAL}
 }
 
 func (f family) endpointMap() *container {

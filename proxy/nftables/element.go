@@ -270,17 +270,17 @@ func merged(ranges []netip.Prefix) []netip.Prefix {
 }
 
 // intervals is the form in which the kernel holds sorted ranges: where each
-// begins, and the address behind it unless there is none or another range begins
-// there.
+// begins, and the address behind it unless there is none. Ranges side by side are
+// one, as nft makes them.
 func intervals(ranges []netip.Prefix) []element {
 	var out []element
 	for i, p := range ranges {
-		out = append(out, element{key: key{addr: p.Addr()}})
-		end := behind(p)
-		if !end.IsValid() || (i+1 < len(ranges) && ranges[i+1].Addr() == end) {
-			continue
+		if i == 0 || behind(ranges[i-1]) != p.Addr() {
+			out = append(out, element{key: key{addr: p.Addr()}})
 		}
-		out = append(out, element{key: key{addr: end, end: true}})
+		if end := behind(p); end.IsValid() && (i+1 == len(ranges) || ranges[i+1].Addr() != end) {
+			out = append(out, element{key: key{addr: end, end: true}})
+		}
 	}
 	// nft says where the space before the first range ends.
 	if len(out) > 0 && !ranges[0].Addr().IsUnspecified() {

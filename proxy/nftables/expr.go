@@ -328,7 +328,7 @@ func inAny(d direction, ranges []netip.Prefix, not bool) statement {
 		if not {
 			w.say("!=")
 		}
-		w.anonymously(w.rangeSet(), intervals(ranges))
+		w.anonymously(w.rangeSet(d), intervals(ranges))
 		w.say(w.anon.literal(ranges))
 		w.addr(0, d)
 		w.lookup(w.anon.name, noRegister, not)

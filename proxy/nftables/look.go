@@ -286,7 +286,7 @@ func (k *kernelTable) readSets(conn *nfnl.Conn) error {
 			if s == nil {
 				continue
 			}
-			for _, like := range []*container{k.endpointMap(), k.verdictMap(), k.rangeSet()} {
+			for _, like := range []*container{k.endpointMap(), k.verdictMap(), k.rangeSet(source), k.rangeSet(destination)} {
 				if kindOf(like) != s.kind {
 					continue
 				}

@@ -21,6 +21,8 @@ type Mode struct {
 	// New makes the mode of one node. It skips the test when the machine lacks
 	// what the mode needs.
 	New func(tb testing.TB, node *netns.NS) proxy.Mode
+	// NodePortAddresses is as in proxy.Facts.
+	NodePortAddresses []string
 }
 
 // String names the mode in test names.
@@ -37,6 +39,8 @@ type Lab struct {
 	// Mode is the name of the mode under test, for rows in which modes differ.
 	Mode  string
 	nodes []*labNode
+	// nodePorts says where nodePorts answer.
+	nodePorts []string
 	// Zones are the nodes' zones, by name.
 	Zones map[string]string
 }
@@ -52,7 +56,7 @@ type labNode struct {
 // modes runs before the namespaces go, and must succeed twice.
 func NewLab(t *testing.T, m Mode) *Lab {
 	t.Helper()
-	lab := &Lab{Topology: NewTopology(t), Mode: m.Name, Zones: map[string]string{"n1": "a", "n2": "b"}}
+	lab := &Lab{Topology: NewTopology(t), Mode: m.Name, nodePorts: m.NodePortAddresses, Zones: map[string]string{"n1": "a", "n2": "b"}}
 	for _, h := range []*Host{lab.N1, lab.N2} {
 		n := &labNode{host: h, mode: m.New(t, h.NS), table: proxy.NewConntrack(h.NS)}
 		if err := n.mode.Probe(t.Context()); err != nil {
@@ -81,6 +85,7 @@ func (l *Lab) Apply(tb testing.TB, services []*corev1.Service, slices ...*discov
 		s := proxy.Decide(proxy.Facts{
 			NodeName: n.host.Name, NodeIPs: []netip.Addr{n.host.IP}, Zone: l.Zones[n.host.Name],
 			ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix(ClusterCIDR)}, LocalhostNodePorts: true,
+			ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix(ServiceCIDR)}, NodePortAddresses: l.nodePorts,
 		}, services, slices)
 		p, err := n.mode.Render(s)
 		if err != nil {

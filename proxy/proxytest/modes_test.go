@@ -9,6 +9,7 @@ import (
 	"github.com/kplab/kplab/internal/nettest"
 	"github.com/kplab/kplab/proxy"
 	"github.com/kplab/kplab/proxy/iptables"
+	"github.com/kplab/kplab/proxy/nftables"
 )
 
 func TestMain(m *testing.M) { nettest.Main(m) }
@@ -25,6 +26,15 @@ func modes() []Mode {
 			tb.Helper()
 			nettest.Need(tb, "iptables-legacy")
 			return iptables.New(iptables.Options{NetNS: ns, Variant: iptables.VariantLegacy, LockFile: tb.TempDir() + "/xtables.lock"})
+		}},
+		// kube-proxy's default in this mode, and with the other layout every address.
+		{Name: "nftables", Variant: "upstream", NodePortAddresses: []string{"primary"}, New: func(tb testing.TB, ns *netns.NS) proxy.Mode {
+			tb.Helper()
+			return nftables.New(nftables.Options{NetNS: ns, Layout: nftables.LayoutUpstream})
+		}},
+		{Name: "nftables", Variant: "compact", New: func(tb testing.TB, ns *netns.NS) proxy.Mode {
+			tb.Helper()
+			return nftables.New(nftables.Options{NetNS: ns, Layout: nftables.LayoutCompact})
 		}},
 	}
 }
