@@ -152,6 +152,7 @@ func (b *batch) addRule(chain string, r *rule) {
 		c := *r.anon.container
 		c.name = c.name[:len(c.name)-len("%d")] + strconv.Itoa(b.anonymous)
 		b.anonymous++
+		c.digest = r.anon.digest()
 		id = b.addSet(&c, len(r.anon.elements))
 		b.elements(unix.NFT_MSG_NEWSETELEM, &c, id, r.anon.elements)
 	}

@@ -95,6 +95,12 @@ func (k *kernelTable) holds(have *kernelChain, want *chain) bool {
 		if s.size != len(w.anon.elements) && w.anon.flags&unix.NFT_SET_INTERVAL == 0 {
 			return false
 		}
+		if s.digest != "" {
+			if s.digest != w.anon.digest() {
+				return false
+			}
+			continue
+		}
 		if k.deep && (s.odd || !sameElements(s.elements, w.anon.elements)) {
 			return false
 		}
@@ -340,6 +346,8 @@ func lookChain(conn *nfnl.Conn, f family, want *chain) (*kernelTable, error) {
 		if err != nil {
 			return nil, err
 		}
+		// The digest is what was wanted; here what is there is read.
+		k.sets[name].digest = ""
 		if err := k.sets[name].read(conn, c, name); err != nil {
 			return nil, err
 		}

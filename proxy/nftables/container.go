@@ -95,6 +95,8 @@ type container struct {
 	byExpression bool
 	// of says which address a set of ranges is asked about; nft wants to know.
 	of direction
+	// digest stands for the elements of a set that never changes; see udDigest.
+	digest string
 	// shared says that several Services may want the same element.
 	shared bool
 }
@@ -170,6 +172,10 @@ const (
 	udDataTypeof   = 4
 	udDataInterval = 6
 	udComment      = 7
+	// udDigest is our own, which nft does not look at: a digest of the elements of
+	// a set that is written out in a rule. Nobody can change such a set, and to list
+	// ten thousand of them takes a minute.
+	udDigest = 0x7f
 
 	orderHost = 1
 	orderBig  = 2
@@ -261,6 +267,9 @@ func (c *container) userData() []byte {
 	}
 	if c.comment != "" {
 		add(piece(udComment, append([]byte(c.comment), 0)...))
+	}
+	if c.digest != "" {
+		add(piece(udDigest, []byte(c.digest)...))
 	}
 	return out
 }

@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"net/netip"
 	"slices"
@@ -109,6 +110,16 @@ func (a *anonymous) body() string {
 		parts = append(parts, a.elementText(e))
 	}
 	return "{ " + strings.Join(parts, ", ") + " }"
+}
+
+// digest is short for all elements.
+func (a *anonymous) digest() string {
+	var b []byte
+	for _, e := range a.elements {
+		b = a.encode(b, e, true)
+	}
+	sum := sha256.Sum256(b)
+	return string(sum[:16])
 }
 
 // literal is a set of ranges as it is written in a rule.

@@ -35,6 +35,7 @@ type kernelTable struct {
 type kernelSet struct {
 	kind     string // everything about it but its elements, see kindOf
 	size     int
+	digest   string // of the elements, where it was left there
 	elements []element
 	odd      bool // it has elements that this mode cannot have written
 }
@@ -51,7 +52,8 @@ type kernelRule struct {
 }
 
 // look reads the table. Sets of single rules cannot be changed by anybody while
-// their rule is there; deep reads what is in them too.
+// their rule is there, and those that this mode made carry a digest; deep reads
+// what is in others.
 func look(conn *nfnl.Conn, f family, deep bool) (*kernelTable, error) {
 	k := &kernelTable{family: f, deep: deep, sets: map[string]*kernelSet{}, chains: map[string]*kernelChain{}}
 	var err error
@@ -283,7 +285,7 @@ func (k *kernelTable) readSets(conn *nfnl.Conn) error {
 	for _, c := range k.chains {
 		for _, r := range c.rules {
 			s := k.sets[r.anon]
-			if s == nil {
+			if s == nil || s.digest != "" {
 				continue
 			}
 			for _, like := range []*container{k.endpointMap(), k.verdictMap(), k.rangeSet(source), k.rangeSet(destination)} {
@@ -313,10 +315,22 @@ func decodeSet(body []byte) (name string, s *kernelSet) {
 	if v := attrs[unix.NFTA_SET_TIMEOUT]; len(v) == 8 {
 		timeout = uint64(nfnl.U32(v[:4]))<<32 | uint64(nfnl.U32(v[4:]))
 	}
+	userData, digest := splitDigest(attrs[unix.NFTA_SET_USERDATA])
+	s.digest = digest
 	u32 := func(typ uint16) uint32 { return nfnl.U32(attrs[typ]) }
 	s.kind = setKind(u32(unix.NFTA_SET_FLAGS), u32(unix.NFTA_SET_KEY_TYPE), u32(unix.NFTA_SET_KEY_LEN),
-		u32(unix.NFTA_SET_DATA_TYPE), u32(unix.NFTA_SET_DATA_LEN), timeout, attrs[unix.NFTA_SET_USERDATA])
+		u32(unix.NFTA_SET_DATA_TYPE), u32(unix.NFTA_SET_DATA_LEN), timeout, userData)
 	return nfnl.CString(attrs[unix.NFTA_SET_NAME]), s
+}
+
+// splitDigest takes our own piece off a set's user data.
+func splitDigest(userData []byte) (rest []byte, digest string) {
+	for b := userData; len(b) >= 2 && len(b) >= 2+int(b[1]); b = b[2+int(b[1]):] {
+		if b[0] == udDigest {
+			return userData[:len(userData)-len(b)], string(b[2 : 2+int(b[1])])
+		}
+	}
+	return userData, ""
 }
 
 func setKind(flags, keyType, keyLen, dataType, dataLen uint32, timeout uint64, userData []byte) string {
