@@ -51,3 +51,9 @@ type Resetter interface {
 	// and corrects every difference.
 	Reset()
 }
+
+// Closer is implemented by modes that keep something open between two calls.
+// Rules stay as they are.
+type Closer interface {
+	Close()
+}

@@ -363,6 +363,9 @@ type claim struct {
 // depend on the order of rules in one mode, and the whole table would fail to
 // load in another (a map has each key once).
 func settleClaims(s *Snapshot) {
+	if !slices.ContainsFunc(s.Services, (*ServicePort).ExternallyAccessible) {
+		return // nothing is asked for that the API has not handed out
+	}
 	held := make(map[claim]*ServicePort, len(s.Services)*2)
 	for _, p := range s.Services {
 		c := claim{p.ClusterIP, p.Port, p.Protocol, p.Family}

@@ -294,6 +294,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 	}
 	err := p.runner.Run(ctx)
 	wg.Wait()
+	if c, ok := p.cfg.Mode.(Closer); ok {
+		c.Close()
+	}
 	return err
 }
 

@@ -72,14 +72,28 @@ func Body(message []byte) []byte { return message[min(4, len(message)):] }
 
 // Attrs walks attributes. What is malformed ends the walk.
 func Attrs(b []byte, fn func(typ uint16, value []byte)) {
-	for len(b) >= 4 {
-		length := int(binary.NativeEndian.Uint16(b))
-		if length < 4 || length > len(b) {
+	for {
+		typ, value, rest, ok := Next(b)
+		if !ok {
 			return
 		}
-		fn(binary.NativeEndian.Uint16(b[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER), b[4:length])
-		b = b[min(len(b), (length+3)&^3):]
+		fn(typ, value)
+		b = rest
 	}
+}
+
+// Next takes the first attribute off b. It is Attrs for loops that must not
+// allocate.
+func Next(b []byte) (typ uint16, value, rest []byte, ok bool) {
+	if len(b) < 4 {
+		return 0, nil, nil, false
+	}
+	length := int(binary.NativeEndian.Uint16(b))
+	if length < 4 || length > len(b) {
+		return 0, nil, nil, false
+	}
+	typ = binary.NativeEndian.Uint16(b[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
+	return typ, b[4:length], b[min(len(b), (length+3)&^3):], true
 }
 
 // U32 reads a number of four bytes; 0 where the value has another size.

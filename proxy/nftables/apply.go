@@ -13,47 +13,6 @@ import (
 	"github.com/kplab/kplab/proxy"
 )
 
-// state is what the kernel is known to hold of one family.
-type state struct {
-	*ruleset
-	// shared counts who wants an element of the shared sets, shaped who wants a
-	// chain of the compact layout.
-	shared map[sharedKey]int
-	shaped map[shape]int
-	// checked is the generation of the namespace in which all of it was last read
-	// back; 0 when others have changed something since.
-	checked uint32
-	// anonymous is the next free number for sets of single rules.
-	anonymous int
-}
-
-type sharedKey struct {
-	set
-	key
-}
-
-func newState(r *ruleset) *state {
-	st := &state{ruleset: r, shared: map[sharedKey]int{}, shaped: map[shape]int{}}
-	for _, b := range r.blocks {
-		st.count(b, 1)
-	}
-	return st
-}
-
-// sharedSets are those in which several Services may want one element.
-var sharedSets = [...]set{hairpins, clusterIPs}
-
-func (st *state) count(b *block, by int) {
-	for _, s := range sharedSets {
-		for _, e := range b.elements[s] {
-			st.shared[sharedKey{s, e.key}] += by
-		}
-	}
-	for _, sh := range b.shapes {
-		st.shaped[sh] += by
-	}
-}
-
 // change is what turns the kernel's table into a ruleset.
 type change struct {
 	// table is to be made, after whatever is there was deleted.
@@ -96,13 +55,9 @@ const manyChanges = 2000
 
 // apply brings one family up to date and reads back what it wrote.
 func (m *Mode) apply(r *ruleset) (*state, error) {
-	conn, err := nfnl.Dial(m.opts.NetNS)
+	conn, err := m.dial()
 	if err != nil {
 		return nil, err
-	}
-	defer conn.Close()
-	if m.opts.MaxBatch > 0 {
-		conn.SetLimit(m.opts.MaxBatch)
 	}
 	st := m.applied[r.family]
 	if st == nil || !st.same(&r.base) {
@@ -149,14 +104,14 @@ func (m *Mode) load(conn *nfnl.Conn, r *ruleset) (*state, error) {
 		return nil, err
 	}
 	st.checked, st.anonymous = have.generation, have.anonymous
-	c := have.compare(r)
+	c := have.compare(st)
 	if c.empty() {
 		return st, nil
 	}
 	_, err = st.write(conn, c)
 	if err != nil && have.exists && !c.replace && !errors.Is(err, unix.EMSGSIZE) {
 		// Something in the table is in the way that is not understood.
-		_, err = st.write(conn, have.replacement(r))
+		_, err = st.write(conn, have.replacement(st))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("load the nftables rules: %w", err)
@@ -168,7 +123,10 @@ func (m *Mode) load(conn *nfnl.Conn, r *ruleset) (*state, error) {
 // and counts for the other. Both list Service ports in the same order, and a
 // shared block is equal.
 func (st *state) diff(r *ruleset) *change {
-	d := differ{state: st, touched: map[sharedKey]int{}, shapes: map[shape]int{}}
+	d := differ{state: st, wanted: map[shape]int{}}
+	for _, s := range sharedSets {
+		d.touched[s] = map[key]int{}
+	}
 	i, j := 0, 0
 	for i < len(st.blocks) || j < len(r.blocks) {
 		switch {
@@ -197,32 +155,33 @@ type differ struct {
 	// gone and fresh are elements that some block lost or gained. One key may be
 	// in both, when a Service takes over what another had.
 	gone, fresh [sets][]element
-	touched     map[sharedKey]int // the count before
-	shapes      map[shape]int
+	// touched and wanted are the counts before, of what a changed block has to do
+	// with.
+	touched [sets]map[key]int
+	wanted  map[shape]int
 }
 
 func (d *differ) block(old, want *block) {
 	for _, s := range sharedSets {
 		for _, b := range []*block{old, want} {
 			for _, e := range b.elements[s] {
-				k := sharedKey{s, e.key}
-				if _, seen := d.touched[k]; !seen {
-					d.touched[k] = d.shared[k]
+				if _, seen := d.touched[s][e.key]; !seen {
+					d.touched[s][e.key] = d.shared[s][e.key]
 				}
 			}
 		}
 	}
 	for _, b := range []*block{old, want} {
 		for _, sh := range b.shapes {
-			if _, seen := d.shapes[sh]; !seen {
-				d.shapes[sh] = d.shaped[sh]
+			if _, seen := d.wanted[sh]; !seen {
+				d.wanted[sh] = d.shaped[sh]
 			}
 		}
 	}
 	d.count(old, -1)
 	d.count(want, 1)
 	for s := range sets {
-		if s == hairpins || s == clusterIPs {
+		if isShared(s) {
 			continue
 		}
 		d.gone[s] = append(d.gone[s], missing(old.elements[s], want.elements[s])...)
@@ -287,22 +246,29 @@ func (d *differ) chains(old, want *block) {
 
 // finish settles what several Services have to do with.
 func (d *differ) finish() *change {
-	for k, before := range d.touched {
-		switch after := d.shared[k]; {
-		case before == 0 && after > 0:
-			d.added[k.set] = append(d.added[k.set], element{key: k.key})
-		case before > 0 && after == 0:
-			d.removed[k.set] = append(d.removed[k.set], element{key: k.key})
-			delete(d.shared, k)
+	for _, s := range sharedSets {
+		for k, before := range d.touched[s] {
+			after := d.shared[s][k]
+			switch {
+			case before == 0 && after > 0:
+				d.added[s] = append(d.added[s], element{key: k})
+			case before > 0 && after == 0:
+				d.removed[s] = append(d.removed[s], element{key: k})
+			}
+			if after == 0 {
+				delete(d.shared[s], k)
+			}
 		}
 	}
-	for sh, before := range d.shapes {
+	for sh, before := range d.wanted {
 		switch after := d.shaped[sh]; {
 		case before == 0 && after > 0:
 			c := d.shapeChain(sh)
 			d.newChains, d.written = append(d.newChains, c), append(d.written, c)
 		case before > 0 && after == 0:
 			d.staleChains = append(d.staleChains, sh.name())
+		}
+		if d.shaped[sh] == 0 {
 			delete(d.shaped, sh)
 		}
 	}

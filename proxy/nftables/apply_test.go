@@ -27,7 +27,11 @@ func layouts(t *testing.T, fn func(t *testing.T, ns *netns.NS, mode func() *Mode
 		t.Run(string(l), func(t *testing.T) {
 			nettest.LeakCheck(t)
 			ns := nettest.NewNS(t)
-			fn(t, ns, func() *Mode { return New(Options{NetNS: ns, Layout: l}) })
+			fn(t, ns, func() *Mode {
+				m := New(Options{NetNS: ns, Layout: l})
+				t.Cleanup(m.Close)
+				return m
+			})
 		})
 	}
 }
@@ -334,6 +338,7 @@ func TestErrors(t *testing.T) {
 	nettest.NeedRoot(t)
 	ns := nettest.NewNS(t)
 	m := New(Options{NetNS: ns})
+	t.Cleanup(m.Close)
 	svcs, eps := proxytest.Synthetic(1, 1)
 	p, err := m.Render(proxy.Decide(proxytest.SyntheticFacts(), svcs, eps))
 	if err != nil {

@@ -5,7 +5,6 @@ package nftables
 import (
 	"net/netip"
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -38,7 +37,6 @@ func (f family) containers() [sets]*container {
 		serviceNodePorts:    named("service-nodeports", "NodePort traffic", nodePort, worthVerdict),
 		endpoints:           named(setEndpoints, "endpoints by what a packet asks for and a random index", append(slices.Clone(service), fieldIndex), worthTarget),
 	}
-	out[hairpins].shared, out[clusterIPs].shared = true, true
 	out[endpoints].byExpression = true
 	return out
 }
@@ -80,15 +78,6 @@ func (b *base) sets() [sets]*container {
 		all[endpoints] = nil
 	}
 	return all
-}
-
-// elements are those that do not come from Services.
-func (b *base) elements() []element {
-	var out []element
-	for _, a := range b.nodePorts.Addrs {
-		out = append(out, element{key: key{addr: a}})
-	}
-	return out
 }
 
 // Hooks and their priorities. What filters by the address that was asked for
@@ -194,72 +183,4 @@ func newRuleset(s *proxy.Snapshot, f corev1.IPFamily, b base, last *ruleset) *ru
 		r.blocks, r.owners = append(r.blocks, bl), append(r.owners, p)
 	}
 	return r
-}
-
-// shapes lists the shapes that are used, sorted by name.
-func (r *ruleset) shapes() []shape {
-	used := map[shape]bool{}
-	for _, b := range r.blocks {
-		for _, s := range b.shapes {
-			used[s] = true
-		}
-	}
-	out := make([]shape, 0, len(used))
-	for s := range used {
-		out = append(out, s)
-	}
-	slices.SortFunc(out, func(a, b shape) int { return strings.Compare(a.name(), b.name()) })
-	return out
-}
-
-// all calls fn for every chain of the table, those that others refer to first
-// where it matters to nobody else.
-func (r *ruleset) all(fn func(c *chain)) {
-	fixed := r.chains()
-	for i := range fixed {
-		fn(&fixed[i])
-	}
-	for _, s := range r.shapes() {
-		c := r.shapeChain(s)
-		fn(&c)
-	}
-	for _, b := range r.blocks {
-		for i := range b.chains {
-			fn(&b.chains[i])
-		}
-	}
-}
-
-// contents are the elements of each set, once each.
-func (r *ruleset) contents() [sets][]element {
-	var out [sets][]element
-	out[nodePortIPs] = r.elements()
-	for s := range sets {
-		n := len(out[s])
-		for _, b := range r.blocks {
-			n += len(b.elements[s])
-		}
-		if n == 0 {
-			continue
-		}
-		list := make([]element, len(out[s]), n)
-		copy(list, out[s])
-		var seen map[key]bool
-		if s == hairpins || s == clusterIPs {
-			seen = make(map[key]bool, n)
-		}
-		for _, b := range r.blocks {
-			for _, e := range b.elements[s] {
-				if seen != nil {
-					if seen[e.key] {
-						continue
-					}
-					seen[e.key] = true
-				}
-				list = append(list, e)
-			}
-		}
-		out[s] = list
-	}
-	return out
 }

@@ -19,11 +19,11 @@ import (
 // in the namespace, so flows that go on are the affair of whoever keeps one.
 func (m *Mode) Cleanup(context.Context) error {
 	clear(m.applied)
-	conn, err := nfnl.Dial(m.opts.NetNS)
+	conn, err := m.dial()
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	defer m.Close()
 	var errs []error
 	for _, f := range []family{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 		errs = append(errs, cleanFamily(conn, f))

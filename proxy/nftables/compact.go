@@ -63,6 +63,7 @@ func (w *writer) serveCompact(s set, k key, internal bool) {
 		if !at.addr.IsValid() {
 			at.addr = w.anyAddr()
 		}
+		w.expect(endpoints, len(eps))
 		for i := range eps {
 			at.index = uint32(base + i)
 			w.element(endpoints, element{at, value{to: eps[i].Addr}})

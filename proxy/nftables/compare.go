@@ -14,46 +14,46 @@ import (
 
 // compare says what makes the kernel's table equal to a ruleset. Nothing is
 // written that is right already, so that clients' affinity outlives a restart.
-func (k *kernelTable) compare(r *ruleset) *change {
+func (k *kernelTable) compare(st *state) *change {
 	if !k.exists {
-		c := k.replacement(r)
+		c := k.replacement(st)
 		c.replace = false
 		return c
 	}
 	c := &change{}
 	if c.why = k.odd; c.why == "" {
-		k.compareChains(r, c)
-		k.compareSets(r, c)
+		k.compareChains(st, c)
+		k.compareSets(st, c)
 	}
 	if why := c.why; why != "" {
-		c = k.replacement(r)
+		c = k.replacement(st)
 		c.why = why
 	}
 	return c
 }
 
 // replacement makes the whole table anew.
-func (k *kernelTable) replacement(r *ruleset) *change {
+func (k *kernelTable) replacement(st *state) *change {
 	c := &change{table: true, replace: true}
-	for _, s := range r.sets() {
-		if s != nil {
-			c.newSets = append(c.newSets, s)
+	for s, made := range st.sets() {
+		if made != nil {
+			c.newSets = append(c.newSets, made)
+			c.added[s] = st.contents(set(s))
 		}
 	}
-	for _, b := range r.blocks {
+	for _, b := range st.blocks {
 		c.newSets = append(c.newSets, b.affinity...)
 	}
-	r.all(func(ch *chain) {
+	st.all(func(ch *chain) {
 		c.newChains = append(c.newChains, *ch)
 		c.written = append(c.written, *ch)
 	})
-	c.added = r.contents()
 	return c
 }
 
-func (k *kernelTable) compareChains(r *ruleset, c *change) {
+func (k *kernelTable) compareChains(st *state, c *change) {
 	wanted := make(map[string]bool, len(k.chains))
-	r.all(func(ch *chain) {
+	st.all(func(ch *chain) {
 		wanted[ch.name] = true
 		have := k.chains[ch.name]
 		switch {
@@ -124,7 +124,7 @@ func sameElements(have, want []element) bool {
 	return true
 }
 
-func (k *kernelTable) compareSets(r *ruleset, c *change) {
+func (k *kernelTable) compareSets(st *state, c *change) {
 	mend := func(have *kernelSet, want *container) bool {
 		if have.kind != kindOf(want) || have.odd {
 			c.why = fmt.Sprintf("set %s is %q instead of %q", want.name, have.kind, kindOf(want))
@@ -133,8 +133,7 @@ func (k *kernelTable) compareSets(r *ruleset, c *change) {
 		return true
 	}
 	wanted := map[string]bool{}
-	contents := r.contents()
-	for s, want := range r.sets() {
+	for s, want := range st.sets() {
 		if want == nil {
 			continue
 		}
@@ -142,15 +141,15 @@ func (k *kernelTable) compareSets(r *ruleset, c *change) {
 		have := k.sets[want.name]
 		if have == nil {
 			c.newSets = append(c.newSets, want)
-			c.added[s] = contents[s]
+			c.added[s] = st.contents(set(s))
 			continue
 		}
 		if !mend(have, want) {
 			return
 		}
-		c.elements(set(s), missingOf(have.elements, contents[s]), missingOf(contents[s], have.elements))
+		c.compareElements(set(s), have.elements, st)
 	}
-	for _, b := range r.blocks {
+	for _, b := range st.blocks {
 		for _, want := range b.affinity {
 			wanted[want.name] = true
 			have := k.sets[want.name]
@@ -169,29 +168,38 @@ func (k *kernelTable) compareSets(r *ruleset, c *change) {
 	slices.Sort(c.staleSets)
 }
 
-// missingOf lists the elements of a that b lacks, for long lists.
-func missingOf(a, b []element) []element {
-	have := make(map[element]bool, len(b))
-	for _, e := range b {
-		have[e] = true
+// compareElements compares what the kernel has in a set with what it ought to.
+func (c *change) compareElements(s set, have []element, st *state) {
+	at := make(map[key]int, len(have))
+	for i := range have {
+		at[have[i].key] = i
 	}
-	var out []element
-	for _, e := range a {
-		if !have[e] {
-			out = append(out, e)
+	wanted := make([]bool, len(have))
+	st.each(s, func(e *element) {
+		switch i, there := at[e.key]; {
+		case !there:
+			c.added[s] = append(c.added[s], *e)
+		case have[i].value != e.value:
+			c.replaced[s] = append(c.replaced[s], *e)
+			wanted[i] = true
+		default:
+			wanted[i] = true
+		}
+	})
+	for i := range have {
+		if !wanted[i] {
+			c.removed[s] = append(c.removed[s], have[i])
 		}
 	}
-	return out
 }
 
 // check looks whether the kernel still holds what was applied, in full if anybody
 // has changed any rule of the namespace since the last full look.
 func (m *Mode) check(st *state) error {
-	conn, err := nfnl.Dial(m.opts.NetNS)
+	conn, err := m.dial()
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
 	now, err := conn.Generation()
 	if err != nil {
 		return err
@@ -208,7 +216,7 @@ func (st *state) verify(conn *nfnl.Conn) error {
 	if err != nil {
 		return err
 	}
-	if c := have.compare(st.ruleset); !c.empty() {
+	if c := have.compare(st); !c.empty() {
 		return fmt.Errorf("read back table %s %s: %s; %w", st.ip(), tableName, c.describe(st.ruleset), errDiffers)
 	}
 	st.checked = have.generation

@@ -97,8 +97,6 @@ type container struct {
 	of direction
 	// digest stands for the elements of a set that never changes; see udDigest.
 	digest string
-	// shared says that several Services may want the same element.
-	shared bool
 }
 
 // keyType and keyLen describe the key; each part takes a multiple of four bytes.

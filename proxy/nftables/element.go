@@ -185,36 +185,37 @@ func appendAddr(b []byte, a netip.Addr) []byte {
 }
 
 // decode reads an element as the kernel lists it. It reports false for what this
-// mode cannot have written.
-func (c *container) decode(item []byte) (e element, ok bool) {
+// mode cannot have written. It runs once for each of many thousands.
+func (c *container) decode(item []byte, e *element) (ok bool) {
 	ok = true
-	nfnl.Attrs(item, func(typ uint16, v []byte) {
+	for {
+		typ, v, rest, more := nfnl.Next(item)
+		if !more {
+			return ok
+		}
+		item = rest
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
-			nfnl.Attrs(v, func(_ uint16, raw []byte) { ok = ok && c.decodeKey(&e.key, raw) })
+			_, raw, _, _ := nfnl.Next(v)
+			ok = ok && c.decodeKey(&e.key, raw)
 		case unix.NFTA_SET_ELEM_FLAGS:
 			e.end = nfnl.U32(v)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 		case unix.NFTA_SET_ELEM_DATA:
-			nfnl.Attrs(v, func(typ uint16, raw []byte) {
-				if typ == unix.NFTA_DATA_VERDICT {
-					ok = ok && decodeVerdict(&e.value, raw)
-					return
-				}
-				n := c.addrLen()
-				if len(raw) < n+2 {
-					ok = false
-					return
-				}
+			typ, raw, _, _ := nfnl.Next(v)
+			n := c.addrLen()
+			switch {
+			case typ == unix.NFTA_DATA_VERDICT:
+				ok = ok && decodeVerdict(&e.value, raw)
+			case len(raw) < n+2:
+				ok = false
+			default:
 				addr, _ := netip.AddrFromSlice(raw[:n])
 				e.to = netip.AddrPortFrom(addr, binary.BigEndian.Uint16(raw[n:]))
-			})
-		case unix.NFTA_SET_ELEM_USERDATA:
-			if len(v) > 2 && v[0] == 0 {
-				e.comment = nfnl.CString(v[2:])
 			}
+		case unix.NFTA_SET_ELEM_USERDATA:
+			e.comment = commentOf(v)
 		}
-	})
-	return e, ok
+	}
 }
 
 func (c *container) decodeKey(k *key, raw []byte) bool {
@@ -242,14 +243,19 @@ func (c *container) decodeKey(k *key, raw []byte) bool {
 
 func decodeVerdict(v *value, raw []byte) (ok bool) {
 	code := int32(0)
-	nfnl.Attrs(raw, func(typ uint16, b []byte) {
+	for {
+		typ, b, rest, more := nfnl.Next(raw)
+		if !more {
+			break
+		}
+		raw = rest
 		switch typ {
 		case unix.NFTA_VERDICT_CODE:
 			code = int32(nfnl.U32(b))
 		case unix.NFTA_VERDICT_CHAIN:
 			v.chain = nfnl.CString(b)
 		}
-	})
+	}
 	switch code {
 	case unix.NFT_GOTO:
 		v.verdict = verdictGoto

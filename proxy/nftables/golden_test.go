@@ -129,6 +129,7 @@ func TestGoldenApplied(t *testing.T) {
 	nettest.LeakCheck(t)
 	ns := nettest.NewNS(t)
 	m := New(Options{NetNS: ns})
+	t.Cleanup(m.Close)
 	apply(t, m, goldenSnapshot(t))
 	if d := cmp.Diff(listing(readGolden(t), "ip kube-proxy"), listing(run(t, ns, "", "list", "ruleset"), "ip kube-proxy")); d != "" {
 		t.Errorf("kernel differs from kube-proxy's (-kube-proxy +kplab):\n%s", d)
@@ -148,7 +149,7 @@ func nothingToDo(tb testing.TB, ns *netns.NS, s *proxy.Snapshot, layout Layout) 
 		tb.Fatal(err)
 	}
 	for _, r := range p.(*Program).rulesets {
-		if c := lookIn(tb, ns, r.family).compare(r); !c.empty() {
+		if c := lookIn(tb, ns, r.family).compare(newState(r)); !c.empty() {
 			tb.Errorf("%s: %s", r.ip(), c.describe(r))
 		}
 	}

@@ -367,8 +367,8 @@ func decodeElements(c *container, body []byte, fn func(element)) (ok bool) {
 			return
 		}
 		nfnl.Attrs(list, func(_ uint16, item []byte) {
-			e, good := c.decode(item)
-			ok = ok && good
+			var e element
+			ok = c.decode(item, &e) && ok
 			fn(e)
 		})
 	})

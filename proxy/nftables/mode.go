@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kplab/kplab/internal/netns"
+	"github.com/kplab/kplab/internal/nfnl"
 	"github.com/kplab/kplab/proxy"
 )
 
@@ -63,6 +64,7 @@ type Mode struct {
 	last map[corev1.IPFamily]*ruleset
 
 	applied map[family]*state // what the kernel has; absent: unknown
+	conn    *nfnl.Conn        // see dial
 }
 
 // New returns the mode. It touches nothing.
@@ -121,6 +123,32 @@ func (p *Program) Service(namespace, name string) string {
 	return b.String()
 }
 
+// dial gives the mode's socket. It is kept: when one is closed, the kernel waits
+// until all that was deleted through it can be seen by no packet any more, which
+// takes longer than most changes.
+func (m *Mode) dial() (*nfnl.Conn, error) {
+	if m.conn != nil {
+		return m.conn, nil
+	}
+	conn, err := nfnl.Dial(m.opts.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	if m.opts.MaxBatch > 0 {
+		conn.SetLimit(m.opts.MaxBatch)
+	}
+	m.conn = conn
+	return conn, nil
+}
+
+// Close implements proxy.Closer. The mode may be used again afterwards.
+func (m *Mode) Close() {
+	if m.conn != nil {
+		m.conn.Close()
+		m.conn = nil
+	}
+}
+
 // Apply implements proxy.Program.
 func (p *Program) Apply(ctx context.Context) error {
 	m := p.mode
@@ -132,6 +160,7 @@ func (p *Program) Apply(ctx context.Context) error {
 		if err != nil {
 			// Whatever the kernel has now, it is not what was remembered.
 			delete(m.applied, r.family)
+			m.Close()
 			return err
 		}
 		m.applied[r.family] = next

@@ -89,6 +89,9 @@ type writer struct {
 
 func (w *writer) element(s set, e element) { w.out.elements[s] = append(w.out.elements[s], e) }
 
+// expect makes room for n more elements.
+func (w *writer) expect(s set, n int) { w.out.elements[s] = slices.Grow(w.out.elements[s], n) }
+
 func (w *writer) chain(name string, rules ...rule) {
 	w.out.chains = append(w.out.chains, chain{name: name, rules: rules})
 }
@@ -98,6 +101,13 @@ func (w *writer) chain(name string, rules ...rule) {
 func (w *writer) endpoints() {
 	p := w.port
 	all := p.AllEndpoints()
+	local := 0
+	for i := range all {
+		if all[i].Local {
+			local++
+		}
+	}
+	w.expect(hairpins, local)
 	for i := range all {
 		if a := all[i].Addr; all[i].Local {
 			w.element(hairpins, element{key: key{addr: a.Addr(), addr2: a.Addr(), protocol: w.protocol, port: a.Port()}})

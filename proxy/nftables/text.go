@@ -12,19 +12,23 @@ import (
 func (r *ruleset) text(b *strings.Builder) {
 	head := "table " + r.ip() + " " + tableName
 	b.WriteString(head + "\ndelete " + head + "\n" + head + " {\n\tcomment \"" + tableComment + "\"\n\n")
-	contents := r.contents()
+	st := newState(r)
 	for s, c := range r.sets() {
 		if c != nil {
-			c.text(b, c.elementTexts(contents[s]))
+			c.text(b, c.elementTexts(st.contents(set(s))))
 		}
 	}
-	for _, bl := range r.blocks {
+	st.affinityText(b)
+	st.all(func(c *chain) { c.text(b) })
+	b.WriteString("}\n")
+}
+
+func (st *state) affinityText(b *strings.Builder) {
+	for _, bl := range st.blocks {
 		for _, c := range bl.affinity {
 			c.text(b, nil)
 		}
 	}
-	r.all(func(c *chain) { c.text(b) })
-	b.WriteString("}\n")
 }
 
 func (c *container) elementTexts(elements []element) []string {
@@ -65,25 +69,13 @@ func (r *ruleset) serviceText(b *strings.Builder, mine func(*proxy.ServicePort) 
 		return
 	}
 	b.WriteString("table " + r.ip() + " " + tableName + " {\n")
-	contents := part.contents()
+	st := newState(part)
 	for s, c := range r.sets() {
-		if c != nil && set(s) != nodePortIPs && len(contents[s]) > 0 {
-			c.text(b, c.elementTexts(contents[s]))
+		if elements := st.contents(set(s)); c != nil && set(s) != nodePortIPs && len(elements) > 0 {
+			c.text(b, c.elementTexts(elements))
 		}
 	}
-	for _, bl := range part.blocks {
-		for _, c := range bl.affinity {
-			c.text(b, nil)
-		}
-	}
-	for _, s := range part.shapes() {
-		c := part.shapeChain(s)
-		c.text(b)
-	}
-	for _, bl := range part.blocks {
-		for i := range bl.chains {
-			bl.chains[i].text(b)
-		}
-	}
+	st.affinityText(b)
+	st.ofServices(func(c *chain) { c.text(b) })
 	b.WriteString("}\n")
 }
