@@ -20,6 +20,7 @@ func (n objectName) compare(o objectName) int {
 
 // entry is what a Decider knows of one Service name.
 type entry struct {
+	name    objectName
 	service *corev1.Service
 	// slices is keyed by the slice's name; each belongs to this Service.
 	slices   map[string]*discoveryv1.EndpointSlice
@@ -37,8 +38,8 @@ type Decider struct {
 	// owner remembers to which Service a slice belonged, for slices whose label
 	// changes and for deletions that carry a stale object.
 	owner map[objectName]string
-	// order is the sorted names, nil when it has to be made again.
-	order []objectName
+	// order is the entries sorted by name, nil when it has to be made again.
+	order []*entry
 }
 
 // NewDecider returns a Decider that knows nothing.
@@ -49,7 +50,7 @@ func NewDecider() *Decider {
 func (d *Decider) entry(n objectName) *entry {
 	e := d.entries[n]
 	if e == nil {
-		e = &entry{slices: map[string]*discoveryv1.EndpointSlice{}}
+		e = &entry{name: n, slices: map[string]*discoveryv1.EndpointSlice{}}
 		d.entries[n] = e
 		d.order = nil
 	}
@@ -120,15 +121,14 @@ func (d *Decider) Decide(facts Facts) *Snapshot {
 		d.facts = facts
 	}
 	if d.order == nil {
-		d.order = make([]objectName, 0, len(d.entries))
-		for n := range d.entries {
-			d.order = append(d.order, n)
+		d.order = make([]*entry, 0, len(d.entries))
+		for _, e := range d.entries {
+			d.order = append(d.order, e)
 		}
-		slices.SortFunc(d.order, objectName.compare)
+		slices.SortFunc(d.order, func(a, b *entry) int { return a.name.compare(b.name) })
 	}
 	decisions := make([]*serviceDecision, 0, len(d.order))
-	for _, n := range d.order {
-		e := d.entries[n]
+	for _, e := range d.order {
 		if e.service == nil {
 			continue
 		}

@@ -78,7 +78,15 @@ func Decide(facts Facts, services []*corev1.Service, eps []*discoveryv1.Endpoint
 type serviceDecision struct {
 	ports     []*ServicePort
 	health    *HealthCheck
-	endpoints map[corev1.IPFamily]int
+	endpoints [2]int // of each family, IPv4 first
+}
+
+// familyIndex is a family's place in serviceDecision.endpoints.
+func familyIndex(f corev1.IPFamily) int {
+	if f == corev1.IPv6Protocol {
+		return 1
+	}
+	return 0
 }
 
 // served says whether a Service is this proxy's business: it has a cluster
@@ -96,7 +104,7 @@ func served(f *Facts, svc *corev1.Service) bool {
 
 // decideService decides all ports of one Service in all families.
 func decideService(f *Facts, svc *corev1.Service, eps []*discoveryv1.EndpointSlice) serviceDecision {
-	out := serviceDecision{endpoints: map[corev1.IPFamily]int{}}
+	var out serviceDecision
 	if !served(f, svc) {
 		return out
 	}
@@ -112,7 +120,7 @@ func decideService(f *Facts, svc *corev1.Service, eps []*discoveryv1.EndpointSli
 				name.Protocol = corev1.ProtocolTCP
 			}
 			all := collect(name, family, f.NodeName, eps)
-			out.endpoints[family] += len(all)
+			out.endpoints[familyIndex(family)] += len(all)
 			for j := range all {
 				if all[j].Local && all[j].Ready && !all[j].Terminating {
 					localReady[all[j].Addr.Addr()] = true
@@ -121,6 +129,9 @@ func decideService(f *Facts, svc *corev1.Service, eps []*discoveryv1.EndpointSli
 			out.ports = append(out.ports, decidePort(f, svc, &svc.Spec.Ports[i], name, family, vip, all))
 		}
 	}
+	// The decisions of all Services are in the order of names; so all ports are in
+	// order when each Service's are.
+	slices.SortStableFunc(out.ports, CompareServicePorts)
 	if hc := healthCheckPort(svc); hc != 0 && len(out.ports) > 0 {
 		out.health = &HealthCheck{Namespace: svc.Namespace, Name: svc.Name, NodePort: hc, LocalEndpoints: len(localReady)}
 	}
@@ -331,18 +342,20 @@ func assemble(f *Facts, decisions []*serviceDecision) *Snapshot {
 	for _, d := range decisions {
 		n += len(d.ports)
 	}
+	var counts [2]int
 	s.Services = make([]*ServicePort, 0, n)
 	for _, d := range decisions {
 		s.Services = append(s.Services, d.ports...)
 		if d.health != nil {
 			s.HealthChecks = append(s.HealthChecks, *d.health)
 		}
-		for family, count := range d.endpoints {
-			s.Endpoints[family] += count
-		}
+		counts[0] += d.endpoints[0]
+		counts[1] += d.endpoints[1]
 	}
-	if !slices.IsSortedFunc(s.Services, CompareServicePorts) {
-		slices.SortStableFunc(s.Services, CompareServicePorts)
+	for _, family := range s.Families {
+		if c := counts[familyIndex(family)]; c > 0 {
+			s.Endpoints[family] = c
+		}
 	}
 	settleClaims(s)
 	return s

@@ -99,7 +99,7 @@ func (m *Mode) apply(r *ruleset) (*state, error) {
 // load starts from what the kernel has.
 func (m *Mode) load(conn *nfnl.Conn, r *ruleset) (*state, error) {
 	st := newState(r)
-	have, err := look(conn, r.family, true)
+	have, err := look(conn, r.family, true, st.size)
 	if err != nil {
 		return nil, err
 	}

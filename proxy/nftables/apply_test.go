@@ -55,7 +55,7 @@ func lookIn(tb testing.TB, ns *netns.NS, f family) *kernelTable {
 		tb.Fatal(err)
 	}
 	defer conn.Close()
-	k, err := look(conn, f, true)
+	k, err := look(conn, f, true, func(set) int { return 0 })
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -27,7 +27,7 @@ func (f family) containers() [sets]*container {
 		return c
 	}
 	out := [sets]*container{
-		hairpins:            named("hairpin-connections", "service hairpin connections", []field{fieldAddr, fieldAddr2, fieldProtocol, fieldPort}, worthNothing),
+		hairpins:            named("hairpin-connections", "service hairpin connections", []field{fieldAddr, fieldSameAddr, fieldProtocol, fieldPort}, worthNothing),
 		clusterIPs:          named("cluster-ips", "Active ClusterIPs", addr, worthNothing),
 		nodePortIPs:         named("nodeport-ips", "IPs that accept NodePort traffic", addr, worthNothing),
 		noEndpointServices:  named("no-endpoint-services", "vmap to drop or reject packets to services with no endpoints", service, worthVerdict),
@@ -118,7 +118,12 @@ func (b *base) chains() []chain {
 		services = append(services, b.noted("masquerade clusterIP traffic from outside cluster",
 			inSet(destination, "cluster-ips"), notIn(source, b.clusterCIDR), mark))
 	}
-	services = append(services, b.rule(serviceVmap("service-ips")), b.rule(portServe...))
+	services = append(services, b.rule(serviceVmap("service-ips")))
+	if b.layout == LayoutCompact {
+		services = append(services, b.missed(false), b.rule(portServe...), b.missed(true))
+	} else {
+		services = append(services, b.rule(portServe...))
+	}
 
 	clusterIPCheck := []rule{b.noted("Reject traffic to invalid ports of ClusterIPs", inSet(destination, "cluster-ips"), reject)}
 	if len(b.serviceCIDRs) > 0 {

@@ -81,7 +81,14 @@ func (w *writer) serveCompact(s set, k key, internal bool) {
 			number(p.Local, localBase)
 		}
 	}
-	w.element(s, element{k, value{verdict: verdictGoto, chain: sh.name(), comment: w.name}})
+	// After a jump a packet that met no endpoint comes back for the rule that
+	// catches it; with a local policy that is the chain's own affair, since not to
+	// be served is what the policy may want.
+	v := value{verdict: verdictJump, chain: sh.name(), comment: w.name}
+	if sh.localPolicy {
+		v.verdict = verdictGoto
+	}
+	w.element(s, element{k, v})
 	w.out.shapes = append(w.out.shapes, sh)
 	if sh.localPolicy && sh.cluster > 0 {
 		w.out.shapes = append(w.out.shapes, sh.balancer())
@@ -95,29 +102,27 @@ func (s settings) shapeChain(sh shape) chain {
 		if sh.external {
 			c.rules = s.external(false, "", "")
 		}
-		c.rules = append(c.rules, s.draw(sh.cluster, 0, sh.nodePort)...)
+		c.rules = append(c.rules, s.draw(sh.cluster, 0, sh.nodePort))
 		return c
 	}
 	cluster := ""
 	if sh.cluster > 0 {
 		cluster = sh.balancer().name()
 	}
-	c.rules = append(s.external(true, cluster, ""), s.draw(sh.local, localBase, sh.nodePort)...)
+	c.rules = s.external(true, cluster, "")
+	if sh.local > 0 {
+		c.rules = append(c.rules, s.draw(sh.local, localBase, sh.nodePort), s.draw(1, localBase, sh.nodePort))
+	}
 	return c
 }
 
-// draw takes one of n endpoints. While a transaction takes the last index away, a
-// packet may have met the larger number and look its index up when it is gone:
-// the second rule catches it.
-func (s settings) draw(n, base int, anyAddress bool) []rule {
-	switch n {
-	case 0:
-		return nil
-	case 1:
-		return []rule{s.rule(dnatIndexed(setEndpoints, 1, base, anyAddress))}
-	}
-	return []rule{
-		s.rule(dnatIndexed(setEndpoints, n, base, anyAddress)),
-		s.rule(dnatIndexed(setEndpoints, 1, base, anyAddress)),
-	}
+// draw takes one of n endpoints, counted from base.
+func (s settings) draw(n, base int, anyAddress bool) rule {
+	return s.rule(dnatIndexed(setEndpoints, n, base, anyAddress))
 }
+
+// missed takes the first endpoint. While a transaction takes the last index away,
+// a packet may have met the larger number and look its index up when it is gone.
+// The rule stands behind the map of entries and not in each chain: the kernel walks
+// through a chain once for each entry that leads there, whenever one changes.
+func (s settings) missed(anyAddress bool) rule { return s.draw(1, 0, anyAddress) }

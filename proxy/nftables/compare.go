@@ -212,7 +212,7 @@ func (m *Mode) check(st *state) error {
 
 // verify reads all of the table back.
 func (st *state) verify(conn *nfnl.Conn) error {
-	have, err := look(conn, st.family, false)
+	have, err := look(conn, st.family, false, st.size)
 	if err != nil {
 		return err
 	}
@@ -356,7 +356,7 @@ func lookChain(conn *nfnl.Conn, f family, want *chain) (*kernelTable, error) {
 		}
 		// The digest is what was wanted; here what is there is read.
 		k.sets[name].digest = ""
-		if err := k.sets[name].read(conn, c, name); err != nil {
+		if err := k.sets[name].read(conn, c, name, len(want.rules[i].anon.elements)); err != nil {
 			return nil, err
 		}
 	}

@@ -53,8 +53,8 @@ func (f family) anyAddr() netip.Addr {
 type field uint8
 
 const (
-	fieldAddr field = iota
-	fieldAddr2
+	fieldAddr     field = iota
+	fieldSameAddr       // the address once more, as source and destination of a hairpin
 	fieldProtocol
 	fieldPort
 	fieldIndex
@@ -110,7 +110,7 @@ func (c *container) keyType() (typ, length uint32) {
 
 func (c *container) part(f field) (typ, length uint32) {
 	switch f {
-	case fieldAddr, fieldAddr2:
+	case fieldAddr, fieldSameAddr:
 		if c.v6() {
 			return typeIPv6, 16
 		}
@@ -139,7 +139,7 @@ func (c *container) typeText() string {
 	if c.v6() {
 		addr = "ipv6_addr"
 	}
-	words := map[field]string{fieldAddr: addr, fieldAddr2: addr, fieldProtocol: "inet_proto", fieldPort: "inet_service", fieldIndex: "integer"}
+	words := map[field]string{fieldAddr: addr, fieldSameAddr: addr, fieldProtocol: "inet_proto", fieldPort: "inet_service", fieldIndex: "integer"}
 	kind, target := "type ", addr+" . inet_service"
 	if c.byExpression {
 		kind, target = "typeof ", c.ip()+" daddr . th dport"

@@ -17,10 +17,10 @@ import (
 
 // key is the key of an element; which parts count is its container's business.
 type key struct {
-	addr, addr2 netip.Addr
-	index       uint32
-	port        uint16
-	protocol    uint8
+	addr     netip.Addr
+	index    uint32
+	port     uint16
+	protocol uint8
 	// end marks the address behind a range.
 	end bool
 }
@@ -30,13 +30,14 @@ type verdict uint8
 const (
 	verdictNone verdict = iota
 	verdictGoto
+	verdictJump
 	verdictDrop
 )
 
 // value is what an element leads to.
 type value struct {
 	verdict verdict
-	chain   string // of verdictGoto
+	chain   string // of verdictGoto and verdictJump
 	to      netip.AddrPort
 	comment string
 }
@@ -72,10 +73,8 @@ func (c *container) keyText(k key) string {
 	var parts []string
 	for _, f := range c.fields {
 		switch f {
-		case fieldAddr:
+		case fieldAddr, fieldSameAddr:
 			parts = append(parts, k.addr.String())
-		case fieldAddr2:
-			parts = append(parts, k.addr2.String())
 		case fieldProtocol:
 			parts = append(parts, protocolText(k.protocol))
 		case fieldPort:
@@ -97,6 +96,8 @@ func (c *container) elementText(e element) string {
 		text += " : " + e.to.Addr().String() + " . " + strconv.Itoa(int(e.to.Port()))
 	case e.verdict == verdictGoto:
 		text += " : goto " + e.chain
+	case e.verdict == verdictJump:
+		text += " : jump " + e.chain
 	case e.verdict == verdictDrop:
 		text += " : drop"
 	}
@@ -147,6 +148,8 @@ func (c *container) encode(b []byte, e element, withValue bool) []byte {
 			b = data(b, unix.NFTA_SET_ELEM_DATA, append(raw, 0, 0))
 		case e.verdict == verdictGoto:
 			b = verdictData(b, unix.NFTA_SET_ELEM_DATA, unix.NFT_GOTO, e.chain)
+		case e.verdict == verdictJump:
+			b = verdictData(b, unix.NFTA_SET_ELEM_DATA, unix.NFT_JUMP, e.chain)
 		case e.verdict == verdictDrop:
 			b = verdictData(b, unix.NFTA_SET_ELEM_DATA, codeDrop, "")
 		}
@@ -160,10 +163,8 @@ func (c *container) encode(b []byte, e element, withValue bool) []byte {
 func (c *container) appendKey(b []byte, k key) []byte {
 	for _, f := range c.fields {
 		switch f {
-		case fieldAddr:
+		case fieldAddr, fieldSameAddr:
 			b = appendAddr(b, k.addr)
-		case fieldAddr2:
-			b = appendAddr(b, k.addr2)
 		case fieldProtocol:
 			b = append(b, k.protocol, 0, 0, 0)
 		case fieldPort:
@@ -227,8 +228,10 @@ func (c *container) decodeKey(k *key, raw []byte) bool {
 		switch f {
 		case fieldAddr:
 			k.addr, _ = netip.AddrFromSlice(raw[:n])
-		case fieldAddr2:
-			k.addr2, _ = netip.AddrFromSlice(raw[:n])
+		case fieldSameAddr:
+			if again, _ := netip.AddrFromSlice(raw[:n]); again != k.addr {
+				return false
+			}
 		case fieldProtocol:
 			k.protocol = raw[0]
 		case fieldPort:
@@ -259,6 +262,8 @@ func decodeVerdict(v *value, raw []byte) (ok bool) {
 	switch code {
 	case unix.NFT_GOTO:
 		v.verdict = verdictGoto
+	case unix.NFT_JUMP:
+		v.verdict = verdictJump
 	case codeDrop:
 		v.verdict = verdictDrop
 	default:

@@ -54,7 +54,8 @@ type kernelRule struct {
 // look reads the table. Sets of single rules cannot be changed by anybody while
 // their rule is there, and those that this mode made carry a digest; deep reads
 // what is in others.
-func look(conn *nfnl.Conn, f family, deep bool) (*kernelTable, error) {
+// Of each set about as many elements are expected as expect says.
+func look(conn *nfnl.Conn, f family, deep bool, expect func(set) int) (*kernelTable, error) {
 	k := &kernelTable{family: f, deep: deep, sets: map[string]*kernelSet{}, chains: map[string]*kernelChain{}}
 	var err error
 	if k.generation, err = conn.Generation(); err != nil {
@@ -77,7 +78,7 @@ func look(conn *nfnl.Conn, f family, deep bool) (*kernelTable, error) {
 		return k, nil
 	}
 	if err == nil {
-		err = errors.Join(k.readChains(conn), k.readRules(conn), k.readSets(conn))
+		err = errors.Join(k.readChains(conn), k.readRules(conn), k.readSets(conn, expect))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read table %s %s: %w", f.ip(), tableName, err)
@@ -256,7 +257,7 @@ func (r *rule) form() string {
 	return form
 }
 
-func (k *kernelTable) readSets(conn *nfnl.Conn) error {
+func (k *kernelTable) readSets(conn *nfnl.Conn, expect func(set) int) error {
 	err := conn.Dump(nfnl.NFTables|unix.NFT_MSG_GETSET, k.nfproto(), func(b []byte) []byte {
 		return nfnl.String(b, unix.NFTA_SET_TABLE, tableName)
 	}, func() { clear(k.sets) }, func(body []byte) {
@@ -272,9 +273,9 @@ func (k *kernelTable) readSets(conn *nfnl.Conn) error {
 		return err
 	}
 	containers := k.containers()
-	for _, c := range containers {
+	for i, c := range containers {
 		if s := k.sets[c.name]; s != nil {
-			if err := s.read(conn, c, c.name); err != nil {
+			if err := s.read(conn, c, c.name, expect(set(i))); err != nil {
 				return err
 			}
 		}
@@ -292,7 +293,7 @@ func (k *kernelTable) readSets(conn *nfnl.Conn) error {
 				if kindOf(like) != s.kind {
 					continue
 				}
-				if err := s.read(conn, like, r.anon); err != nil {
+				if err := s.read(conn, like, r.anon, s.size); err != nil {
 					return err
 				}
 			}
@@ -351,11 +352,11 @@ func kindOf(c *container) string {
 }
 
 // read lists the elements of a set.
-func (s *kernelSet) read(conn *nfnl.Conn, c *container, name string) error {
+func (s *kernelSet) read(conn *nfnl.Conn, c *container, name string, expect int) error {
 	return conn.Dump(nfnl.NFTables|unix.NFT_MSG_GETSETELEM, c.nfproto(), func(b []byte) []byte {
 		b = nfnl.String(b, unix.NFTA_SET_ELEM_LIST_TABLE, tableName)
 		return nfnl.String(b, unix.NFTA_SET_ELEM_LIST_SET, name)
-	}, func() { s.elements, s.odd = nil, false }, func(body []byte) {
+	}, func() { s.elements, s.odd = make([]element, 0, expect), false }, func(body []byte) {
 		s.odd = !decodeElements(c, body, func(e element) { s.elements = append(s.elements, e) }) || s.odd
 	})
 }

@@ -71,7 +71,7 @@ func Requirements() []Requirement {
 		{"nft ranges", "loadBalancerSourceRanges", "CONFIG_NF_TABLES", nil,
 			rules(nil, probed.rule(inAny(source, []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("198.51.100.0/24")}, true), drop)), none},
 		{"nft indexed maps", "the compact layout", "CONFIG_NF_TABLES, CONFIG_NFT_NUMGEN", named[endpoints : endpoints+1],
-			rules(&hookNATPrerouting, append(balance.draw(2, 0, false), balance.draw(2, localBase, true)...)...), none},
+			rules(&hookNATPrerouting, balance.draw(2, 0, false), balance.draw(2, localBase, true)), none},
 		{"nft deletion of a chain with what leads to it", "changes of Services", "none: Linux 6.2", named[serviceIPs : serviceIPs+1], nil, entry},
 	}
 }
@@ -96,7 +96,7 @@ func (r Requirement) try(conn *nfnl.Conn) error {
 	if err := st.readBack(conn, c); err != nil {
 		return err
 	}
-	have, err := look(conn, probed, false)
+	have, err := look(conn, probed, false, st.size)
 	if err != nil {
 		return err
 	}

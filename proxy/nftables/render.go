@@ -110,7 +110,7 @@ func (w *writer) endpoints() {
 	w.expect(hairpins, local)
 	for i := range all {
 		if a := all[i].Addr; all[i].Local {
-			w.element(hairpins, element{key: key{addr: a.Addr(), addr2: a.Addr(), protocol: w.protocol, port: a.Port()}})
+			w.element(hairpins, element{key: key{addr: a.Addr(), protocol: w.protocol, port: a.Port()}})
 		}
 	}
 	if p.Affinity == 0 {

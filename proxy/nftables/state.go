@@ -112,13 +112,18 @@ func (st *state) each(s set, fn func(e *element)) {
 	}
 }
 
-// contents lists the elements of a set.
-func (st *state) contents(s set) []element {
+// size is about how many elements a set has.
+func (st *state) size(s set) int {
 	n := 0
 	for _, b := range st.blocks {
 		n += len(b.elements[s])
 	}
-	out := make([]element, 0, n)
+	return n
+}
+
+// contents lists the elements of a set.
+func (st *state) contents(s set) []element {
+	out := make([]element, 0, st.size(s))
 	st.each(s, func(e *element) { out = append(out, *e) })
 	return out
 }
