@@ -161,7 +161,9 @@ func TestDisruptionBudgetOfOtherKinds(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.budgetIs("web", "1 allowed, 2/1 healthy of 2, SufficientPods")
-	if err := b.client.CoreV1().ReplicationControllers("default").Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
+	// Without a policy its pods would be orphans, as upstream has it for this kind.
+	background := metav1.DeletePropagationBackground
+	if err := b.client.CoreV1().ReplicationControllers("default").Delete(t.Context(), "web", metav1.DeleteOptions{PropagationPolicy: &background}); err != nil {
 		t.Fatal(err)
 	}
 	b.budgetIs("web", "0 allowed, 0/0 healthy of 0, InsufficientPods")
