@@ -75,13 +75,13 @@ func Corefile(domain string) string {
 // Ensure creates the objects that are not there. What is there stays as it is: people
 // edit the Corefile, and scale the Deployment.
 func Ensure(ctx context.Context, client kubernetes.Interface, cfg Config) error {
-	create := metav1.CreateOptions{}
+	create, get := metav1.CreateOptions{}, metav1.GetOptions{}
 	objects := []struct {
 		what string
 		make func(context.Context) error
 	}{
 		{"serviceaccount", func(ctx context.Context) error {
-			_, err := client.CoreV1().ServiceAccounts(Namespace).Create(ctx, &corev1.ServiceAccount{ObjectMeta: named(Deployment, nil)}, create)
+			_, err := client.CoreV1().ServiceAccounts(Namespace).Create(ctx, &corev1.ServiceAccount{ObjectMeta: named(Deployment, appLabel())}, create)
 			return err
 		}},
 		{"clusterrolebinding", func(ctx context.Context) error {
@@ -95,7 +95,12 @@ func Ensure(ctx context.Context, client kubernetes.Interface, cfg Config) error 
 			return err
 		}},
 		{"service", func(ctx context.Context) error {
-			_, err := client.CoreV1().Services(Namespace).Create(ctx, service(cfg.Address), create)
+			// Its address would be refused, as that of another one, before its name is.
+			services := client.CoreV1().Services(Namespace)
+			_, err := services.Get(ctx, ServiceName, get)
+			if apierrors.IsNotFound(err) {
+				_, err = services.Create(ctx, service(cfg.Address), create)
+			}
 			return err
 		}},
 		{"deployment", func(ctx context.Context) error {
