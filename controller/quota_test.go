@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kplab/kplab/internal/nettest"
 )
@@ -164,6 +165,33 @@ func TestQuota(t *testing.T) {
 	}
 	b.usedIs("q", "pods=0 requests.cpu=0")
 	b.settle()
+}
+
+// TestQuotaHoldsBackADeployment: what is refused is told, does not keep a lab from
+// being settled, and is made as soon as there is room.
+func TestQuotaHoldsBackADeployment(t *testing.T) {
+	b := newBench(t)
+	b.quota("q", "pods=2")
+	b.create(deployment("web", 4))
+	b.usedIs("q", "pods=2")
+	b.settle()
+	set := b.sets("web")[0]
+	b.event(set.Name, "FailedCreate", "exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2")
+	if got := reason(b.get("web"), "ReplicaFailure"); got != "True FailedCreate" || len(b.pods("default", "app=web")) != 2 {
+		t.Errorf("condition %s, %d pods", got, len(b.pods("default", "app=web")))
+	}
+	if _, err := b.client.CoreV1().ResourceQuotas("default").Patch(t.Context(), "q", types.MergePatchType, []byte(`{"spec":{"hard":{"pods":"3"}}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.usedIs("q", "pods=3")
+	b.settle()
+	if err := b.client.CoreV1().ResourceQuotas("default").Delete(t.Context(), "q", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.settle()
+	if n := len(b.pods("default", "app=web")); n != 4 {
+		t.Errorf("%d pods without the quota", n)
+	}
 }
 
 // TestQuotaScopes: a quota may be about some of the pods.

@@ -81,6 +81,7 @@ func New(d loop.Deps) *Controller {
 	})
 	loop.Watch(c.loop, "pods", pods.Informer(), func(old, cur *corev1.Pod) { c.pods.Handle(old, cur, c.loop.Add, c.onOrphan) })
 	loop.Watch(c.loop, "nodes", nodes.Informer(), c.onNode)
+	ownedpods.RetryWithRoom(d, c.loop)
 	// Only read: what changes them is this controller, or kubectl together with the set.
 	loop.Watch(c.loop, "controllerrevisions", revisions.Informer(), func(_, _ *appsv1.ControllerRevision) {})
 	return c
@@ -169,7 +170,7 @@ func (c *Controller) sync(ctx context.Context, key loop.Key) error {
 	if trusted && set.DeletionTimestamp == nil {
 		act = c.act(ctx, set, p)
 	}
-	if err := errors.Join(act, c.writeStatus(ctx, set, p.status(revisions.Collisions))); err != nil {
+	if err := errors.Join(c.writeStatus(ctx, set, p.status(revisions.Collisions)), act); err != nil {
 		return err
 	}
 	if p.wait > 0 {

@@ -15,6 +15,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -61,6 +63,9 @@ type Loop[K comparable] struct {
 	mu   sync.Mutex
 	seq  uint64
 	owed map[K]uint64 // keys queued, in hand, or waiting for a retry → when they were last asked for
+	// refused are the keys whose last sync the API forbade (a quota is used up, say).
+	// They are tried again and not owed: nobody knows when, if ever, it succeeds.
+	refused map[K]bool
 }
 
 // source is one subscription to an informer.
@@ -81,6 +86,7 @@ func New[K comparable](o Options[K]) *Loop[K] {
 		clock:   d.Clock,
 		log:     d.Log.With("controller", o.Name),
 		owed:    map[K]uint64{},
+		refused: map[K]bool{},
 	}
 	l.queue = workqueue.NewTypedRateLimitingQueueWithConfig(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[K](retryFirst, retryMax),
@@ -112,13 +118,37 @@ func (l *Loop[K]) Add(key K) {
 // nothing is owed before that time.
 func (l *Loop[K]) After(key K, d time.Duration) { l.queue.AddAfter(key, d) }
 
-// Pending returns how many keys are queued, in hand, or waiting for a retry.
+// Pending returns how many keys are queued, in hand, or waiting for a retry. What the
+// API refused is not among them.
 func (l *Loop[K]) Pending() int {
 	// The queue counts as well: it holds keys whose time of After has come.
 	queued := l.queue.Len()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return max(queued, len(l.owed))
+}
+
+// RetryRefused asks for a sync of every key that the API refused, since the reason may
+// be gone.
+func (l *Loop[K]) RetryRefused() {
+	l.mu.Lock()
+	keys := slices.Collect(maps.Keys(l.refused))
+	l.mu.Unlock()
+	for _, key := range keys {
+		l.Add(key)
+	}
+}
+
+// judge takes note of whether the API refused what a sync wanted, and returns that.
+func (l *Loop[K]) judge(key K, err error) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !apierrors.IsForbidden(err) {
+		delete(l.refused, key)
+		return false
+	}
+	l.refused[key] = true
+	return true
 }
 
 // begin takes note that key is in hand. The returned mark is for end.
@@ -180,6 +210,7 @@ func (l *Loop[K]) next(ctx context.Context) bool {
 	}
 	mark := l.begin(key)
 	err := l.sync(ctx, key)
+	refused := l.judge(key, err)
 	switch {
 	case err == nil:
 		l.queue.Forget(key)
@@ -194,7 +225,7 @@ func (l *Loop[K]) next(ctx context.Context) bool {
 		l.queue.AddRateLimited(key)
 	}
 	l.queue.Done(key)
-	if err == nil {
+	if err == nil || refused {
 		l.end(key, mark)
 	}
 	return true

@@ -5,12 +5,14 @@ package loop
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
@@ -114,6 +116,33 @@ func TestWatchTellsTheWitness(t *testing.T) {
 		t.Fatal(err)
 	}
 	nettest.Until(t, patience, "the deletion is seen", func() bool { return gone.Load() == "old" })
+}
+
+// What the API refuses is tried again and not owed; it is tried at once when somebody
+// says that the reason may be gone.
+func TestRefusedIsNotPending(t *testing.T) {
+	var tries atomic.Int32
+	var open atomic.Bool
+	l := New(Options[Key]{Name: "x", Sync: func(context.Context, Key) error {
+		tries.Add(1)
+		if open.Load() {
+			return nil
+		}
+		return fmt.Errorf("make a pod: %w", apierrors.NewForbidden(corev1.Resource("pods"), "p", errors.New("exceeded quota")))
+	}})
+	run(t, l)
+	l.Add(Key{Name: "a"})
+	nettest.Until(t, patience, "it is refused, and nothing is owed", func() bool { return tries.Load() > 0 && l.Pending() == 0 })
+	// The retries come ever later; this does not wait for one of them.
+	nettest.Until(t, patience, "it is tried again", func() bool { return tries.Load() > 8 })
+	open.Store(true)
+	before := tries.Load()
+	l.RetryRefused()
+	nettest.Until(t, time.Second, "it is tried now", func() bool { return tries.Load() > before && l.Pending() == 0 })
+	l.RetryRefused()
+	if l.Pending() != 0 {
+		t.Error("what succeeded is tried again")
+	}
 }
 
 func TestWatchUnwrapsTombstones(t *testing.T) {

@@ -65,6 +65,26 @@ func New(d loop.Deps, kind schema.GroupVersionKind, recorder record.EventRecorde
 	return p
 }
 
+// RetryWithRoom has l try again what was refused, as soon as a quota leaves more room
+// than before.
+func RetryWithRoom(d loop.Deps, l *loop.Loop[loop.Key]) {
+	loop.Watch(l, "resourcequotas", d.Informers.Core().V1().ResourceQuotas().Informer(), func(old, cur *corev1.ResourceQuota) {
+		if old != nil && (cur == nil || roomier(old, cur)) {
+			l.RetryRefused()
+		}
+	})
+}
+
+func roomier(old, cur *corev1.ResourceQuota) bool {
+	for name, hard := range cur.Status.Hard {
+		was, used, before := old.Status.Hard[name], cur.Status.Used[name], old.Status.Used[name]
+		if hard.Cmp(was) > 0 || used.Cmp(before) < 0 {
+			return true
+		}
+	}
+	return len(cur.Status.Hard) < len(old.Status.Hard)
+}
+
 // Check returns the error of New, for the controller's Run.
 func (p *Pods) Check() error {
 	if p.setupErr != nil {

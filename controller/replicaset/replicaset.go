@@ -82,6 +82,7 @@ func NewFor(d loop.Deps, name string, kind schema.GroupVersionKind, source Sourc
 	}
 	c.loop = loop.New(loop.Options[loop.Key]{Name: name, Workers: workers, Sync: c.sync, Deps: d})
 	loop.Watch(c.loop, "pods", pods.Informer(), func(old, cur *corev1.Pod) { c.pods.Handle(old, cur, c.loop.Add, c.onOrphan) })
+	ownedpods.RetryWithRoom(d, c.loop)
 	return c
 }
 
@@ -158,7 +159,8 @@ func (c *Controller) sync(ctx context.Context, key loop.Key) error {
 	status, wait := newStatus(rs, pods, manageErr, c.clock.Now())
 	if !equality.Semantic.DeepEqual(rs.Status, status) {
 		if err := c.source.WriteStatus(ctx, rs, status); err != nil && !apierrors.IsNotFound(err) {
-			return errors.Join(manageErr, fmt.Errorf("write the status of %s: %w", rs.Name, err))
+			// The first of them decides how it is tried again, and this one is owed.
+			return errors.Join(fmt.Errorf("write the status of %s: %w", rs.Name, err), manageErr)
 		}
 	}
 	if manageErr == nil && wait > 0 {

@@ -76,6 +76,7 @@ func New(d loop.Deps) *Controller {
 	// Both are only read: what changes them is this controller, or kubectl together
 	// with the set.
 	loop.Watch(c.loop, "persistentvolumeclaims", claims.Informer(), func(_, _ *corev1.PersistentVolumeClaim) {})
+	ownedpods.RetryWithRoom(d, c.loop)
 	loop.Watch(c.loop, "controllerrevisions", revisions.Informer(), func(_, _ *appsv1.ControllerRevision) {})
 	return c
 }
@@ -146,7 +147,7 @@ func (c *Controller) sync(ctx context.Context, key loop.Key) error {
 	if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 		return nil // the set is about to go the same way
 	}
-	if err := errors.Join(err, r.writeStatus()); err != nil {
+	if err := errors.Join(r.writeStatus(), err); err != nil {
 		return err
 	}
 	if r.wait > 0 {
