@@ -29,6 +29,7 @@ func (s *Server) newAdmission(a *auth) admission.Interface {
 		limitAdmission{a.lookup, stored("limitranges")},
 		podAdmission{a.lookup},
 		priorityAdmission{a.lookup},
+		claimAdmission{a.lookup},
 		certificateAdmission{a.authorizer},
 		rbac.NewEscalation(a.authorizer),
 	}

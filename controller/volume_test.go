@@ -9,7 +9,9 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"github.com/kplab/kplab/internal/nettest"
@@ -179,19 +181,45 @@ func TestClaimsAreBound(t *testing.T) {
 	b.claim("brief", "15Gi", "")
 	b.claimIs("brief", "Bound tmp 20Gi")
 	b.dropClaim("brief")
-	nettest.Eventually(t, patience, "the volume goes with its claim", func() error {
-		list, err := b.client.CoreV1().PersistentVolumes().List(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=tmp"})
-		if err == nil && len(list.Items) > 0 {
-			err = fmt.Errorf("%s", list.Items[0].Status.Phase)
-		}
-		return err
-	})
-	// And of a claim without its volume.
+	b.gone("tmp")
+	// A volume in use stays, unless somebody takes its protection off.
 	if err := b.client.CoreV1().PersistentVolumes().Delete(t.Context(), "kept", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.settle()
+	b.volumeIs("kept", corev1.VolumeBound)
+	b.claimIs("mine", "Bound kept 9Gi")
+	if _, err := b.client.CoreV1().PersistentVolumes().Patch(t.Context(), "kept", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	b.claimIs("mine", "Lost kept 0")
 	b.settle()
+
+	// A claim in use stays until its pod is gone.
+	b.dropClaim("data")
+	b.settle()
+	b.claimIs("data", "Bound big 5Gi")
+	if err := b.client.CoreV1().Pods("default").Delete(t.Context(), "early", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.volumeIs("big", corev1.VolumeReleased)
+	if err := b.client.CoreV1().PersistentVolumes().Delete(t.Context(), "big", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	b.gone("big")
+	b.settle()
+}
+
+// gone waits until a volume is no more.
+func (b *bench) gone(volume string) {
+	b.t.Helper()
+	nettest.Eventually(b.t, patience, "volume "+volume+" goes", func() error {
+		v, err := b.client.CoreV1().PersistentVolumes().Get(b.t.Context(), volume, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("it is %s, %v", v.Status.Phase, err)
+	})
 }
 
 // TestClaimsWaitForTheirPod when the class says so, and get volumes of its node.

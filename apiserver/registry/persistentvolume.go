@@ -30,6 +30,7 @@ func persistentVolumeKind() Kind {
 		}),
 		PrepareForCreate: onCreate(func(_ context.Context, v *corev1.PersistentVolume) {
 			v.Status.Phase, v.Status.LastPhaseTransitionTime = corev1.VolumePending, ptr.To(metav1.Now())
+			addFinalizer(v, "kubernetes.io/pv-protection")
 		}),
 		Validate:       validates(validateVolume),
 		ValidateUpdate: validatesUpdate(validateVolumeUpdate),

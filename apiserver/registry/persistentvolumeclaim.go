@@ -21,11 +21,14 @@ func persistentVolumeClaimKind() Kind {
 	return Kind{
 		Resource: "persistentvolumeclaims", Singular: "persistentvolumeclaim", Kind: "PersistentVolumeClaim",
 		GroupVersion: corev1.SchemeGroupVersion, Namespaced: true,
-		ShortNames:       []string{"pvc"},
-		New:              newObject[corev1.PersistentVolumeClaim],
-		NewList:          newObject[corev1.PersistentVolumeClaimList],
-		Default:          forObject(defaultClaim),
-		PrepareForCreate: onCreate(func(_ context.Context, c *corev1.PersistentVolumeClaim) { c.Status.Phase = corev1.ClaimPending }),
+		ShortNames: []string{"pvc"},
+		New:        newObject[corev1.PersistentVolumeClaim],
+		NewList:    newObject[corev1.PersistentVolumeClaimList],
+		Default:    forObject(defaultClaim),
+		PrepareForCreate: onCreate(func(_ context.Context, c *corev1.PersistentVolumeClaim) {
+			c.Status.Phase = corev1.ClaimPending
+			addFinalizer(c, "kubernetes.io/pvc-protection")
+		}),
 		Validate: validates(func(c *corev1.PersistentVolumeClaim) field.ErrorList {
 			return validateClaimSpec(&c.Spec, field.NewPath("spec"))
 		}),
@@ -56,6 +59,14 @@ func persistentVolumeClaimKind() Kind {
 				ptr.Deref(c.Spec.VolumeAttributesClassName, "<unset>"), age(c.CreationTimestamp), volumeMode(c.Spec.VolumeMode),
 			}
 		}),
+	}
+}
+
+// addFinalizer keeps an object that is in use from going, as upstream's plugin
+// StorageObjectInUseProtection does. The binder takes it off.
+func addFinalizer(obj metav1.Object, finalizer string) {
+	if have := obj.GetFinalizers(); !slices.Contains(have, finalizer) {
+		obj.SetFinalizers(append(have, finalizer))
 	}
 }
 

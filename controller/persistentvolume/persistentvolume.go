@@ -52,7 +52,7 @@ type Controller struct {
 	claims   corelisters.PersistentVolumeClaimLister
 }
 
-// New makes the controller and subscribes it to volumes and claims.
+// New makes the controller and subscribes it to volumes, claims and pods.
 func New(d loop.Deps) *Controller {
 	d = d.WithDefaults()
 	volumes, claims := d.Informers.Core().V1().PersistentVolumes(), d.Informers.Core().V1().PersistentVolumeClaims()
@@ -64,6 +64,7 @@ func New(d loop.Deps) *Controller {
 	c.loop = loop.New(loop.Options[task]{Name: "persistentvolume", Sync: c.sync, Deps: d})
 	loop.Watch(c.loop, "persistentvolumes", volumes.Informer(), c.onVolume)
 	loop.Watch(c.loop, "persistentvolumeclaims", claims.Informer(), c.onClaim)
+	loop.Watch(c.loop, "pods", d.Informers.Core().V1().Pods().Informer(), c.onPod)
 	return c
 }
 
@@ -129,11 +130,11 @@ func (c *Controller) sync(ctx context.Context, t task) error {
 	if err != nil {
 		return err
 	}
+	if claim.DeletionTimestamp != nil {
+		return c.letClaimGo(ctx, claim)
+	}
 	if metav1.HasAnnotation(claim.ObjectMeta, storagehelpers.AnnBindCompleted) {
 		return c.syncBound(ctx, claim)
-	}
-	if claim.DeletionTimestamp != nil {
-		return nil
 	}
 	return c.syncUnbound(ctx, claim)
 }
@@ -299,8 +300,8 @@ func (c *Controller) writeClaim(ctx context.Context, claim *corev1.PersistentVol
 // syncVolume says how the volume is.
 func (c *Controller) syncVolume(ctx context.Context, volume *corev1.PersistentVolume) error {
 	ref := volume.Spec.ClaimRef
-	if volume.DeletionTimestamp != nil {
-		return nil
+	if volume.DeletionTimestamp != nil && volume.Status.Phase != corev1.VolumeBound {
+		return c.letVolumeGo(ctx, volume)
 	}
 	if ref == nil || ref.UID == "" {
 		_, err := c.setPhase(ctx, volume, corev1.VolumeAvailable, "")

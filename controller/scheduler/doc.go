@@ -12,8 +12,9 @@
 //
 // What decides: filter.go says which nodes can take a pod and why the others cannot
 // (readiness, cordon, taints, selectors, host ports, the number of pods), volumes.go
-// what the pod's claims have to say about it. score.go picks one of them. Pods that fit nowhere wait, without any polling, until a node or
-// a pod changes in a way that can make room.
+// what the pod's claims have to say about it. score.go picks one of them. Pods that fit
+// nowhere wait, without any polling, until a node, a pod or a claim changes in a way
+// that can make room.
 //
 // Not considered, unlike in upstream's scheduler: requests of CPU and memory (a
 // simulated node has no capacity worth the name), affinity between pods, topology
