@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -63,6 +64,17 @@ func TestFigures(t *testing.T) {
 		t.Errorf("table: %v", table)
 	}
 	w.get(figuresPath).want(t, 200, `"name":"nodes","singularName":"node","namespaced":false,"kind":"NodeMetrics","verbs":["get","list"]`)
+	reader := as(t, s, "jane").RESTClient()
+	list := func() error {
+		return reader.Get().AbsPath(figuresPath + "/namespaces/default/pods").Do(t.Context()).Error()
+	}
+	if err := list(); !apierrors.IsForbidden(err) {
+		t.Errorf("without a role: %v", err)
+	}
+	bindClusterRole(t, s, "view", jane())
+	if err := list(); err != nil {
+		t.Errorf("with the role view: %v", err)
+	}
 	if s.NewestRevisions()["pods"] == 0 {
 		t.Error("the figures hide the pods themselves")
 	}

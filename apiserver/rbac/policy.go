@@ -32,6 +32,7 @@ const (
 	coordination  = "coordination.k8s.io"
 	discovery     = "discovery.k8s.io"
 	events        = "events.k8s.io"
+	metrics       = "metrics.k8s.io"
 	networking    = "networking.k8s.io"
 	node          = "node.k8s.io"
 	policy        = "policy"
@@ -139,15 +140,19 @@ func peoplesRoles() []*rbacv1.ClusterRole {
 		return r
 	}
 	// The rules of the aggregating roles are what Aggregate would make of them.
-	editAll := slices.Concat(edit, view)
+	figures := []rbacv1.PolicyRule{rule(read, metrics, "nodes pods")}
+	viewAll := slices.Concat(view, figures)
+	editAll := slices.Concat(edit, viewAll)
 	return []*rbacv1.ClusterRole{
 		clusterRole("cluster-admin", rule(everyVerb, "*", "*"), rbacv1.PolicyRule{Verbs: []string{"*"}, NonResourceURLs: []string{"*"}}),
 		aggregate(clusterRole("admin", slices.Concat(editAll, admin)...), aggregateToAdmin),
 		labelled(aggregate(clusterRole("edit", editAll...), aggregateToEdit), aggregateToAdmin),
-		labelled(aggregate(clusterRole("view", view...), aggregateToView), aggregateToEdit),
+		labelled(aggregate(clusterRole("view", viewAll...), aggregateToView), aggregateToEdit),
 		labelled(clusterRole("system:aggregate-to-admin", admin...), aggregateToAdmin),
 		labelled(clusterRole("system:aggregate-to-edit", edit...), aggregateToEdit),
 		labelled(clusterRole("system:aggregate-to-view", view...), aggregateToView),
+		// Elsewhere it comes with metrics-server.
+		labelled(clusterRole("system:aggregated-metrics-reader", figures...), aggregateToView),
 		clusterRole("system:discovery", paths("/api /api/* /apis /apis/* /healthz /livez /openapi /openapi/* /readyz /version /version/")),
 		clusterRole("system:basic-user",
 			rule("create", authz, "selfsubjectaccessreviews selfsubjectrulesreviews"),

@@ -142,7 +142,7 @@ func controllersRoles() []*rbacv1.ClusterRole {
 			rule("update", autoscaling, "horizontalpodautoscalers/status"),
 			rule("get update", "*", scaled),
 			rule("list", core, "pods"),
-			rule("list", "metrics.k8s.io", "pods")),
+			rule("list", metrics, "pods")),
 		controllerRole("job-controller",
 			rule("get list patch update watch", batch, "jobs"),
 			rule("update", batch, "jobs/finalizers jobs/status"),
