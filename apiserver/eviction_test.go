@@ -269,15 +269,3 @@ func TestEvictionsAtOnce(t *testing.T) {
 		t.Errorf("budget %+v", got)
 	}
 }
-
-// TestResizeIsRefused with a Status that says why.
-func TestResizeIsRefused(t *testing.T) {
-	e := newEvictions(t)
-	e.run("a", corev1.ConditionTrue)
-	merge := []string{"Content-Type", "application/strategic-merge-patch+json"}
-	e.send("PATCH", podsPath+"/a/resize", `{"spec":{"containers":[{"name":"web","resources":{"requests":{"cpu":"1"}}}]}}`, merge...).
-		status(t, 403, metav1.StatusReasonForbidden, `pods "a" is forbidden: pod resize is not supported`)
-	e.send("PATCH", podsPath+"/a/resize", `{"spec":{"containers":[{"name":"web"}]}}`, merge...).want(t, 200)
-	e.send("PATCH", podsPath+"/nobody/resize", `{}`, merge...).status(t, 404, metav1.StatusReasonNotFound)
-	e.get(podsPath+"/a/resize").want(t, 200, `"name":"a"`)
-}

@@ -30,12 +30,12 @@ func podSubresources(store *Store, deps Deps) map[string]rest.Storage {
 		"binding":             bindingREST{store},
 		"eviction":            evictionREST{store, deps.Lookup},
 		"ephemeralcontainers": newEphemeralREST(store),
-		"resize":              resizeREST{store},
 		"log":                 logREST{kubelet},
 		"exec":                execREST{kubelet},
 		"attach":              attachREST{kubelet},
 		"portforward":         portForwardREST{kubelet},
 		"proxy":               podProxy(store, deps),
+		"resize":              newResizeREST(store),
 	}
 }
 
@@ -148,7 +148,7 @@ func (r bindingREST) bind(ctx context.Context, b *corev1.Binding, dryRun bool) e
 		}
 		maps.Copy(pod.Annotations, b.Annotations)
 		pod.Status.Conditions = withCondition(pod.Status.Conditions, corev1.PodCondition{
-			Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now(),
+			Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now(), ObservedGeneration: pod.Generation,
 		})
 		return pod, nil
 	}), dryRun, nil)
