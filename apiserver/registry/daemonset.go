@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,7 +30,8 @@ func daemonSetKind() Kind {
 		ValidateUpdate: validatesUpdate(func(d, old *appsv1.DaemonSet) field.ErrorList {
 			return selectorImmutable(d.Spec.Selector, old.Spec.Selector)
 		}),
-		Status: &StatusStrategy{Validate: validatesUpdate(validateDaemonSetStatus)},
+		Warnings: warnsOfTemplate(func(d *appsv1.DaemonSet) *corev1.PodTemplateSpec { return &d.Spec.Template }),
+		Status:   &StatusStrategy{Validate: validatesUpdate(validateDaemonSetStatus)},
 		Columns: append([]metav1.TableColumnDefinition{
 			nameColumn,
 			column("Desired", "integer", "How many nodes should run a pod."),

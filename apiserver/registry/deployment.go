@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -31,7 +32,8 @@ func deploymentKind() Kind {
 		ValidateUpdate: validatesUpdate(func(d, old *appsv1.Deployment) field.ErrorList {
 			return selectorImmutable(d.Spec.Selector, old.Spec.Selector)
 		}),
-		Status: &StatusStrategy{Validate: validatesUpdate(validateDeploymentStatus)},
+		Warnings: warnsOfTemplate(func(d *appsv1.Deployment) *corev1.PodTemplateSpec { return &d.Spec.Template }),
+		Status:   &StatusStrategy{Validate: validatesUpdate(validateDeploymentStatus)},
 		Columns: append([]metav1.TableColumnDefinition{
 			nameColumn,
 			column("Ready", "string", "How many of the wanted pods are ready."),

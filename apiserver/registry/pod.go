@@ -203,33 +203,6 @@ func validatePodStatus(pod, old *corev1.Pod) field.ErrorList {
 	return errs
 }
 
-func podWarnings(pod, old *corev1.Pod) []string {
-	if old != nil {
-		return nil
-	}
-	var out []string
-	for i, c := range pod.Spec.Containers {
-		for j, port := range c.Ports {
-			for _, other := range c.Ports[:j] {
-				if other.ContainerPort == port.ContainerPort && other.Protocol == port.Protocol {
-					out = append(out, fmt.Sprintf("spec.containers[%d].ports[%d]: duplicate port definition with spec.containers[%d].ports", i, j, i))
-				}
-			}
-		}
-		seen := map[string]bool{}
-		for j, e := range c.Env {
-			if seen[e.Name] {
-				out = append(out, fmt.Sprintf("spec.containers[%d].env[%d]: hides previous definition of %q, which may be dropped when using apply", i, j, e.Name))
-			}
-			seen[e.Name] = true
-		}
-	}
-	if g := pod.Spec.TerminationGracePeriodSeconds; g != nil && *g < 0 {
-		out = append(out, "spec.terminationGracePeriodSeconds: must be >= 0; negative values are invalid and will be treated as 1")
-	}
-	return out
-}
-
 // podGraceful decides how long a deleted pod lingers: as long as it asks for
 // when a node runs it, not at all when none does or it has ended.
 func podGraceful(_ context.Context, obj runtime.Object, options *metav1.DeleteOptions) bool {

@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -32,8 +33,9 @@ func replicaSetKind() Kind {
 		ValidateUpdate: validatesUpdate(func(r, old *appsv1.ReplicaSet) field.ErrorList {
 			return selectorImmutable(r.Spec.Selector, old.Spec.Selector)
 		}),
-		Status:  &StatusStrategy{Validate: validatesUpdate(validateReplicaSetStatus)},
-		Columns: replicaColumns(),
+		Warnings: warnsOfTemplate(func(rs *appsv1.ReplicaSet) *corev1.PodTemplateSpec { return &rs.Spec.Template }),
+		Status:   &StatusStrategy{Validate: validatesUpdate(validateReplicaSetStatus)},
+		Columns:  replicaColumns(),
 		Row: row(func(r *appsv1.ReplicaSet) []any {
 			cells := []any{
 				r.Name, int64(ptr.Deref(r.Spec.Replicas, 1)), int64(r.Status.Replicas), int64(r.Status.ReadyReplicas),

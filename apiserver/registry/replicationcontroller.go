@@ -27,6 +27,7 @@ func replicationControllerKind() Kind {
 		TracksGeneration: true,
 		OrphanByDefault:  true,
 		Validate:         validates(validateReplicationController),
+		Warnings:         warnsOfTemplate(func(rc *corev1.ReplicationController) *corev1.PodTemplateSpec { return rc.Spec.Template }),
 		Status:           &StatusStrategy{Validate: validatesUpdate(validateReplicationControllerStatus)},
 		Columns:          replicaColumns(),
 		Row: row(func(r *corev1.ReplicationController) []any {

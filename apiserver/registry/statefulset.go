@@ -29,10 +29,14 @@ func statefulSetKind() Kind {
 		Validate:         validates(validateStatefulSet),
 		ValidateUpdate:   validatesUpdate(validateStatefulSetUpdate),
 		Warnings: warns(func(s, old *appsv1.StatefulSet) []string {
-			if old != nil || len(s.Spec.VolumeClaimTemplates) == 0 {
-				return nil
+			if old != nil {
+				return templateWarnings(s, &s.Spec.Template, &old.Spec.Template)
 			}
-			return []string{"spec.volumeClaimTemplates: kplab provisions no volumes: the pods stay Pending until there are PersistentVolumes for their claims"}
+			out := templateWarnings(s, &s.Spec.Template, nil)
+			if len(s.Spec.VolumeClaimTemplates) == 0 {
+				return out
+			}
+			return append(out, "spec.volumeClaimTemplates: kplab provisions no volumes: the pods stay Pending until there are PersistentVolumes for their claims")
 		}),
 		Status: &StatusStrategy{Validate: validatesUpdate(validateStatefulSetStatus)},
 		Columns: []metav1.TableColumnDefinition{
