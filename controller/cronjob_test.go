@@ -100,12 +100,12 @@ func TestCronJob(t *testing.T) {
 	every := batchv1.CronJobSpec{Schedule: "* * * * *", FailedJobsHistoryLimit: ptr.To[int32](1), SuccessfulJobsHistoryLimit: ptr.To[int32](2)}
 	every.JobTemplate.Spec.BackoffLimit = ptr.To[int32](0)
 	made := b.makeCronJob("allow", every)
-	first := made.CreationTimestamp.Truncate(time.Minute).Add(time.Minute)
 	spec := every
 	spec.ConcurrencyPolicy = batchv1.ForbidConcurrent
 	b.makeCronJob("forbid", spec)
 	spec.ConcurrencyPolicy = batchv1.ReplaceConcurrent
-	b.makeCronJob("replace", spec)
+	// The first minute that all three have before them.
+	first := b.makeCronJob("replace", spec).CreationTimestamp.Truncate(time.Minute).Add(time.Minute)
 	b.settle()
 	b.startsAre("allow", first, " active 0")
 	b.minute(first, 0)

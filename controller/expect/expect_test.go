@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
@@ -46,5 +48,27 @@ func TestExpectations(t *testing.T) {
 	e.Forget("a")
 	if !e.Satisfied("a") {
 		t.Fatal("forgotten")
+	}
+}
+
+func TestVersions(t *testing.T) {
+	object := func(uid types.UID, version string) *metav1.ObjectMeta {
+		return &metav1.ObjectMeta{UID: uid, ResourceVersion: version}
+	}
+	v := NewVersions()
+	if !v.Current(object("a", "1")) {
+		t.Fatal("nothing was written")
+	}
+	v.Wrote(object("a", "10"))
+	for version, want := range map[string]bool{"9": false, "10": true, "11": true, "100": true} {
+		if got := v.Current(object("a", version)); got != want {
+			t.Errorf("version %s after 10 was written: %v", version, got)
+		}
+	}
+	if !v.Current(object("b", "1")) {
+		t.Error("another object is held up")
+	}
+	if v.Forget("a"); !v.Current(object("a", "9")) {
+		t.Error("not forgotten")
 	}
 }
