@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/kube-openapi/pkg/handler3"
 
@@ -71,6 +72,11 @@ func (s *Server) installCustomResources(config *genericapiserver.Config, getter 
 		})
 		return nil
 	})
+}
+
+// groupVersions are those that the server serves now.
+func (s *Server) groupVersions() []schema.GroupVersion {
+	return append(append(groupVersions(s.kinds), crd.GroupVersion()), s.custom.GroupVersions()...)
 }
 
 // serviceAddresses finds Services for webhooks. It implements webhook.ServiceResolver.

@@ -177,7 +177,7 @@ func (s *Server) build() error {
 	deps := serviceDeps(s.cfg)
 	deps.KubeletDial, deps.KubeletTLS, deps.Tokens = s.cfg.KubeletDial, kubeletTLS, signer
 	deps.Authorizer, deps.Authenticator, deps.Signer = auth.authorizer, auth.authenticator, s.pki.signClient
-	deps.ClusterRoleWritten = auth.clusterRoleWritten
+	deps.ClusterRoleWritten, deps.GroupVersions = auth.clusterRoleWritten, s.groupVersions
 	deps.Components = map[string]func(context.Context) error{"etcd-0": func(ctx context.Context) error {
 		// A kind without a watch cache: the database itself has to answer.
 		_, err := registry.List[*corev1.LimitRangeList](ctx, auth.lookup, "limitranges", metav1.NamespaceAll, labels.Everything())

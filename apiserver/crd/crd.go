@@ -141,6 +141,14 @@ func (s *Server) Resources() []schema.GroupResource {
 	return nil
 }
 
+// GroupVersions are those of the custom resources that are served now.
+func (s *Server) GroupVersions() []schema.GroupVersion {
+	if e := s.engine.Load(); e != nil {
+		return e.published.groupVersions()
+	}
+	return nil
+}
+
 // ServeHTTP implements http.Handler. A request that comes while the definitions are
 // being read waits for them: it would otherwise be told that its kind does not exist.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {

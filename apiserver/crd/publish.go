@@ -81,6 +81,12 @@ func (p *published) resources() (out []schema.GroupResource) {
 	return out
 }
 
+func (p *published) groupVersions() []schema.GroupVersion {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Collect(maps.Keys(p.versions))
+}
+
 // update publishes what the definitions say now.
 func (p *published) update() {
 	// The lister of an informer's cache returns no error.

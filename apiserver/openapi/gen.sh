@@ -39,6 +39,7 @@ go run "k8s.io/kube-openapi/cmd/openapi-gen@$version" \
 	k8s.io/apimachinery/pkg/runtime \
 	k8s.io/apimachinery/pkg/util/intstr \
 	k8s.io/apimachinery/pkg/version \
+	k8s.io/kube-aggregator/pkg/apis/apiregistration/v1 \
 	k8s.io/metrics/pkg/apis/metrics/v1beta1
 # Without its build constraint, so that the licence is the first line as in every
 # other file.

@@ -204,6 +204,9 @@ type Deps struct {
 	// KubeletTLS is the client side towards a kubelet: our client certificate,
 	// the authority of its serving certificate.
 	KubeletTLS *tls.Config
+	// GroupVersions are those that the API serves, custom resources' included. Like
+	// Lookup, it answers only when all is built.
+	GroupVersions func() []schema.GroupVersion
 	// Tokens signs service account tokens.
 	Tokens TokenIssuer
 	// Authorizer decides who may do what, and tells what somebody may do.

@@ -62,5 +62,6 @@ func Kinds() []Kind {
 		tokenReviewKind(),
 		nodeMetricsKind(),
 		podMetricsKind(),
+		apiServiceKind(),
 	}
 }
