@@ -17,6 +17,7 @@ import (
 
 	"github.com/kplab/kplab/apiserver"
 	"github.com/kplab/kplab/dns"
+	"github.com/kplab/kplab/proxy/nftables"
 )
 
 // DefaultName is the lab that a command means when no name is given.
@@ -90,6 +91,8 @@ type NodeConfig struct {
 	PodCIDR netip.Prefix `json:"podCIDR,omitempty"`
 	// Labels are added to those that every node has.
 	Labels map[string]string `json:"labels,omitempty"`
+	// Proxy overrides the lab's proxy settings on this node.
+	Proxy ProxyConfig `json:"proxy,omitzero"`
 	// MaxPods is how many pods the scheduler may place here; 0 means 110, as on a
 	// stock node.
 	MaxPods int `json:"maxPods,omitempty"`
@@ -110,6 +113,29 @@ type Networking struct {
 // ProxyConfig holds the settings of the Service proxy.
 type ProxyConfig struct {
 	Mode string `json:"mode,omitempty"`
+	// NFTLayout is how mode nftables puts Services into its table: upstream or
+	// compact.
+	NFTLayout string `json:"nftLayout,omitempty"`
+}
+
+// validate says what is wrong with the settings of field.
+func (p ProxyConfig) validate(field string, bad func(format string, args ...any)) {
+	if _, ok := proxyModes()[p.Mode]; !ok {
+		bad("%s.mode %q: want one of %s", field, p.Mode, strings.Join(modeNames(), ", "))
+	}
+	if _, err := nftables.ParseLayout(p.NFTLayout); err != nil {
+		bad("%s.nftLayout: %w", field, err)
+	} else if p.NFTLayout != "" && p.Mode != "nftables" {
+		bad("%s.nftLayout %q: mode %s has no layouts", field, p.NFTLayout, p.Mode)
+	}
+}
+
+// ProxyOf is the settings of one node's proxy: its own, or else the lab's.
+func (c *Config) ProxyOf(n NodeConfig) ProxyConfig {
+	if n.Proxy.Mode != "" {
+		return n.Proxy
+	}
+	return c.Proxy
 }
 
 // DNSConfig holds the settings of the cluster's DNS.
@@ -279,8 +305,11 @@ func (c *Config) Validate() error {
 	if !n.NodeSubnet.Contains(n.Outside) {
 		bad("networking.outside %s: not in nodeSubnet %s", n.Outside, n.NodeSubnet)
 	}
-	if _, ok := proxyModes()[c.Proxy.Mode]; !ok {
-		bad("proxy.mode %q: want one of %s", c.Proxy.Mode, strings.Join(modeNames(), ", "))
+	c.Proxy.validate("proxy", bad)
+	for i, node := range c.Nodes {
+		if node.Proxy != (ProxyConfig{}) {
+			node.Proxy.validate(fmt.Sprintf("nodes[%d].proxy", i), bad)
+		}
 	}
 	switch c.DNS.Provider {
 	case dnsNone:

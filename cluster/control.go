@@ -58,8 +58,13 @@ func (l *Lab) serveControl(ctx context.Context) error {
 		answer(w, l.behind(l.api.NewestRevisions()), nil)
 	})
 	mux.HandleFunc("GET /rules", func(w http.ResponseWriter, r *http.Request) {
-		text, err := l.Rules(r.URL.Query().Get("node"), r.URL.Query().Get("mode"), r.URL.Query().Get("service"))
+		q := r.URL.Query()
+		text, err := l.Rules(q.Get("node"), q.Get("mode"), q.Get("layout"), q.Get("service"))
 		answer(w, text, err)
+	})
+	mux.HandleFunc("POST /proxy", func(w http.ResponseWriter, r *http.Request) {
+		q := r.URL.Query()
+		answer(w, struct{}{}, l.SetProxy(r.Context(), q.Get("node"), ProxyConfig{Mode: q.Get("mode"), NFTLayout: q.Get("layout")}))
 	})
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	done := make(chan error, 1)
@@ -148,11 +153,16 @@ func (c *Client) Settle(ctx context.Context, timeout time.Duration) error {
 	return err
 }
 
-// Rules asks for the text of one node's Service rules in a mode ("" is the
-// running one), cut to one Service ("NS/NAME") when service is not empty.
-func (c *Client) Rules(ctx context.Context, node, mode, service string) (string, error) {
+// Rules asks for the text of one node's Service rules, as [Lab.Rules] gives it.
+func (c *Client) Rules(ctx context.Context, node, mode, layout, service string) (string, error) {
 	var text string
-	return text, c.call(ctx, http.MethodGet, "/rules?"+url.Values{"node": {node}, "mode": {mode}, "service": {service}}.Encode(), &text)
+	return text, c.call(ctx, http.MethodGet, "/rules?"+url.Values{"node": {node}, "mode": {mode}, "layout": {layout}, "service": {service}}.Encode(), &text)
+}
+
+// SetProxy changes the mode of a node's proxy, of all nodes' with node "", as
+// [Lab.SetProxy] does.
+func (c *Client) SetProxy(ctx context.Context, node string, want ProxyConfig) error {
+	return c.call(ctx, http.MethodPost, "/proxy?"+url.Values{"node": {node}, "mode": {want.Mode}, "layout": {want.NFTLayout}}.Encode(), nil)
 }
 
 func (c *Client) call(ctx context.Context, method, path string, out any) error {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -123,7 +124,10 @@ func trials() []trial {
 
 // checkTools is the part of Doctor that `up` makes first: the programs without
 // which a lab would start and then not carry a packet.
-func checkTools() error {
+func checkTools(cfg *Config) error {
+	if !slices.ContainsFunc(cfg.Nodes, func(n NodeConfig) bool { return cfg.ProxyOf(n).Mode == "iptables" }) {
+		return nil // mode nftables needs no program
+	}
 	if _, err := execx.Host().Run(context.Background(), execx.Cmd{Path: "iptables-restore", Args: []string{"--version"}}); err != nil {
 		return fmt.Errorf("proxy mode iptables needs the iptables tools: install them with `apt-get install iptables`, and see `kplab doctor`: %w", err)
 	}

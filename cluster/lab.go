@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -40,10 +41,14 @@ type Lab struct {
 	api     *apiserver.Server
 	apiPort int
 	nodes   []*node.Node
-	// proxies and their modes, by node.
-	proxies  map[string]*proxy.Proxy
-	modes    map[string]proxy.Mode
-	features iptables.Features
+	// proxies by node.
+	proxies map[string]*proxy.Proxy
+	// setProxyMu is held while modes change; proxyMu guards the fields below and
+	// the proxy settings in cfg, which that changes.
+	setProxyMu, proxyMu sync.Mutex
+	modes               map[string]proxy.Mode // by node
+	features            *iptables.Features    // nil when nobody has looked
+	nftProbed           bool
 
 	client    kubernetes.Interface
 	informers informers.SharedInformerFactory

@@ -9,6 +9,8 @@ import (
 	"github.com/kplab/kplab/internal/netns"
 	"github.com/kplab/kplab/proxy"
 	"github.com/kplab/kplab/proxy/iptables"
+	"github.com/kplab/kplab/proxy/nftables"
+	"github.com/kplab/kplab/proxy/none"
 )
 
 // ModeOptions is what a proxy mode of one node is made from.
@@ -21,6 +23,10 @@ type ModeOptions struct {
 	LockFile string
 	// Journal keeps what the mode has to restore when it is cleaned up.
 	Journal string
+	// NFTLayout is the layout of mode nftables; empty is the default.
+	NFTLayout nftables.Layout
+	// NFTProbed says that mode nftables was tried on this kernel already.
+	NFTProbed bool
 }
 
 // proxyModes is the list of the proxy modes, by the name that --proxy-mode takes.
@@ -29,7 +35,20 @@ func proxyModes() map[string]func(ModeOptions) proxy.Mode {
 		"iptables": func(o ModeOptions) proxy.Mode {
 			return iptables.New(iptables.Options{NetNS: o.NetNS, Features: o.Features, LockFile: o.LockFile, Journal: o.Journal})
 		},
+		"nftables": func(o ModeOptions) proxy.Mode {
+			return nftables.New(nftables.Options{NetNS: o.NetNS, Layout: o.NFTLayout, Probed: o.NFTProbed})
+		},
+		"none": func(ModeOptions) proxy.Mode { return none.New() },
 	}
+}
+
+// nodePortAddresses is where nodePorts answer in a mode, as kube-proxy's default
+// has it: every address of the node, in nftables mode the primary one.
+func nodePortAddresses(mode string) []string {
+	if mode == "nftables" {
+		return []string{"primary"}
+	}
+	return nil
 }
 
 func modeNames() []string { return slices.Sorted(maps.Keys(proxyModes())) }

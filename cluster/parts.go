@@ -24,8 +24,6 @@ import (
 	"github.com/kplab/kplab/controller"
 	"github.com/kplab/kplab/internal/settle"
 	"github.com/kplab/kplab/node"
-	"github.com/kplab/kplab/proxy"
-	"github.com/kplab/kplab/proxy/iptables"
 	"github.com/kplab/kplab/sandbox"
 )
 
@@ -294,44 +292,6 @@ func (l *Lab) nodeConfig(n NodeConfig) (node.Config, error) {
 		KubernetesVersion: apiserver.KubernetesVersion,
 		Log:               l.log,
 	}, nil
-}
-
-// startProxies makes each node's Service proxy.
-func (l *Lab) startProxies(ctx context.Context) (string, error) {
-	var err error
-	if l.features, err = iptables.Detect(ctx, iptables.VariantAuto); err != nil {
-		return "", err
-	}
-	for _, n := range l.cfg.Nodes {
-		ns, err := l.runtime.NetNS(node.NSName(n.Name))
-		if err != nil {
-			return "", err
-		}
-		mode := proxyModes()[l.cfg.Proxy.Mode](ModeOptions{
-			NetNS:    ns,
-			Features: &l.features,
-			LockFile: l.paths.XtablesLock(node.NSName(n.Name)),
-			Journal:  filepath.Join(l.paths.Runtime, "nodes", n.Name, "proxy.json"),
-		})
-		p, err := proxy.New(proxy.Config{
-			NodeName:     n.Name,
-			NodeIPs:      addrs(n.Address),
-			ClusterCIDRs: []netip.Prefix{l.cfg.Networking.PodSubnet},
-			ServiceCIDRs: []netip.Prefix{l.cfg.Networking.ServiceSubnet},
-			Informers:    l.informers,
-			Mode:         mode,
-			Conntrack:    proxy.NewConntrack(ns),
-			Listen:       ns.Listen,
-			Log:          l.log.With("part", "proxy"),
-		})
-		if err != nil {
-			return "", err
-		}
-		l.proxies[n.Name], l.modes[n.Name] = p, mode
-		l.witnesses = append(l.witnesses, p.Witness())
-		l.loops.run("proxy of node "+n.Name, p.Run)
-	}
-	return "mode " + l.cfg.Proxy.Mode, nil
 }
 
 // awaitReady starts the informers and waits until the nodes are ready and

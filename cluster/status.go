@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/kplab/kplab/proxy"
+	"github.com/kplab/kplab/proxy/nftables"
 )
 
 // Status is what `kplab status -o json` prints. Fields are only ever added.
@@ -43,6 +45,8 @@ type NodeStatus struct {
 // ProxyStatus says how far the Service proxy of one node is.
 type ProxyStatus struct {
 	Mode string `json:"mode"`
+	// Layout is the layout of mode nftables; empty in others.
+	Layout string `json:"layout,omitempty"`
 	// Synced is when the kernel was last read back and found right.
 	Synced    time.Time `json:"synced"`
 	Services  int       `json:"services"`
@@ -70,6 +74,11 @@ func (l *Lab) Status() Status {
 		p := l.proxies[n.Name]
 		st := p.Status()
 		ps := ProxyStatus{Mode: st.Mode, Synced: st.Applied}
+		if mode, _ := l.modeOf(n); mode != nil {
+			if nft, ok := mode.(*nftables.Mode); ok {
+				ps.Layout = string(nft.Layout())
+			}
+		}
 		if st.Err != nil {
 			ps.Error = st.Err.Error()
 		}
@@ -89,9 +98,10 @@ func (l *Lab) Status() Status {
 }
 
 // Rules renders what the proxy of a node ("" is the control plane) wants in the
-// kernel, in a mode ("" is the running one), cut to one Service ("NS/NAME") when
+// kernel, in a mode ("" is the running one) and a layout of mode nftables ("" is
+// the running one, or else the default), cut to one Service ("NS/NAME") when
 // service is not empty.
-func (l *Lab) Rules(nodeName, mode, service string) (string, error) {
+func (l *Lab) Rules(nodeName, mode, layout, service string) (string, error) {
 	if nodeName == "" {
 		nodeName = l.cfg.APINode().Name
 	}
@@ -100,13 +110,18 @@ func (l *Lab) Rules(nodeName, mode, service string) (string, error) {
 		return "", fmt.Errorf("no node is called %q", nodeName)
 	}
 	// The running mode knows what this node's kernel can do.
-	renders := l.modes[nodeName]
-	if mode != "" && mode != renders.Name() {
-		newMode, ok := proxyModes()[mode]
-		if !ok {
-			return "", fmt.Errorf("proxy mode %q: want one of %s", mode, strings.Join(modeNames(), ", "))
-		}
-		renders = newMode(ModeOptions{Features: &l.features})
+	renders, running := l.modeOf(NodeConfig{Name: nodeName})
+	want := ProxyConfig{Mode: cmp.Or(mode, running.Mode), NFTLayout: layout}
+	var fault error
+	want.validate("proxy", func(format string, args ...any) { fault = fmt.Errorf(format, args...) })
+	if fault != nil {
+		return "", fault
+	}
+	if want.Mode != running.Mode || (layout != "" && layout != running.NFTLayout) {
+		l.proxyMu.Lock()
+		features := l.features
+		l.proxyMu.Unlock()
+		renders = proxyModes()[want.Mode](ModeOptions{Features: features, NFTLayout: nftables.Layout(layout)})
 	}
 	program, err := renders.Render(p.Wanted())
 	if err != nil {

@@ -203,7 +203,7 @@ func check(opts *UpOptions) error {
 	if err := os.MkdirAll(paths.State, 0o700); err != nil {
 		return fmt.Errorf("lab %q: make its state directory: %w", opts.Config.Name, err)
 	}
-	if err := checkTools(); err != nil {
+	if err := checkTools(&opts.Config); err != nil {
 		return fmt.Errorf("lab %q: %w", opts.Config.Name, err)
 	}
 	return compare(opts, paths)

@@ -207,7 +207,7 @@ func (h *healthServers) metrics() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		_, _ = fmt.Fprint(w, h.proxy.cfg.Mode.Name())
+		_, _ = fmt.Fprint(w, h.proxy.Status().Mode)
 	})
 	mux.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")

@@ -116,6 +116,9 @@ type Proxy struct {
 	ready   bool // the informers have delivered their first lists
 	current *Snapshot
 	status  Status
+	// switching is a change of cfg.Mode that the sync loop has not begun. That
+	// field is the loop's own; others read status.Mode.
+	switching *pendingSwitch
 
 	checked time.Time // only the sync loop uses it
 	health  *healthServers
@@ -294,14 +297,13 @@ func (p *Proxy) Run(ctx context.Context) error {
 	}
 	err := p.runner.Run(ctx)
 	wg.Wait()
-	if c, ok := p.cfg.Mode.(Closer); ok {
-		c.Close()
-	}
+	closeMode(p.cfg.Mode)
 	return err
 }
 
 // sync makes the kernel equal to what the API says now.
 func (p *Proxy) sync(ctx context.Context) error {
+	p.pendingMode(ctx)
 	start := p.clock.Now()
 	// Before the lock: the witness asks pending, which takes it. What is seen here
 	// is in the decider already, since handlers tell the witness last.

@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -35,6 +37,8 @@ type fakeMode struct {
 	resets   int
 	probe    error
 	log      *[]string
+	name     string // "fake" when empty
+	cleaned  int
 }
 
 type fakeProgram struct {
@@ -42,10 +46,18 @@ type fakeProgram struct {
 	s *Snapshot
 }
 
-func (m *fakeMode) Name() string                        { return "fake" }
+func (m *fakeMode) Name() string                        { return cmp.Or(m.name, "fake") }
 func (m *fakeMode) Render(s *Snapshot) (Program, error) { return fakeProgram{m, s}, nil }
-func (m *fakeMode) Cleanup(context.Context) error       { return nil }
 func (m *fakeMode) Probe(context.Context) error         { return m.probe }
+func (m *fakeMode) Cleanup(context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.cleaned++
+	if m.log != nil {
+		*m.log = append(*m.log, "clean "+m.Name())
+	}
+	return nil
+}
 func (m *fakeMode) Intact(context.Context) (bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -69,7 +81,7 @@ func (p fakeProgram) Apply(context.Context) error {
 	}
 	p.m.applied = append(p.m.applied, p.s)
 	if p.m.log != nil {
-		*p.m.log = append(*p.m.log, "apply")
+		*p.m.log = append(*p.m.log, strings.TrimSpace("apply "+p.m.name))
 	}
 	return nil
 }
@@ -395,4 +407,54 @@ func TestHealthServers(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestSwitch changes the mode of a running proxy: the new rules first, then the old
+// ones go; a mode that cannot do it leaves everything as it was.
+func TestSwitch(t *testing.T) {
+	var log []string
+	old := &fakeMode{name: "old"}
+	p, _ := run(t, old, nil)
+	ctx := t.Context()
+	next := &fakeMode{name: "next", log: &log}
+	old.mu.Lock()
+	old.log = &log
+	old.mu.Unlock()
+
+	broken := &fakeMode{name: "broken", failures: 1}
+	if err := p.Switch(ctx, broken, nil); err == nil || !strings.Contains(err.Error(), "no such luck") {
+		t.Errorf("a mode that cannot apply: %v", err)
+	}
+	if st := p.Status(); st.Mode != "old" || broken.cleaned != 1 || old.cleaned != 0 {
+		t.Errorf("after the failure: mode %s, cleaned %d and %d", st.Mode, broken.cleaned, old.cleaned)
+	}
+	if err := p.Switch(ctx, &fakeMode{probe: errors.New("not here")}, nil); err == nil || !strings.Contains(err.Error(), "not here") {
+		t.Errorf("a mode that the kernel lacks: %v", err)
+	}
+	nettest.Eventually(t, 5*time.Second, "the old mode again", func() error { return applied(p) })
+
+	old.mu.Lock()
+	log = nil
+	old.mu.Unlock()
+	if err := p.Switch(ctx, next, []string{"primary"}); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"apply next", "clean old"}; len(log) < 2 || !slices.Equal(log[:2], want) {
+		t.Errorf("order is %v, want %v", log, want)
+	}
+	if st := p.Status(); st.Mode != "next" {
+		t.Errorf("mode is %s", st.Mode)
+	}
+	if np := p.Wanted().NodePorts[corev1.IPv4Protocol]; np.All || len(np.Addrs) != 1 {
+		t.Errorf("nodePorts answer on %+v, want the primary address", np)
+	}
+	// Another form of the same mode takes over what there is.
+	if err := p.Switch(ctx, &fakeMode{name: "next"}, nil); err != nil || next.cleaned != 0 {
+		t.Errorf("the same mode in another form: %v, cleaned %d times", err, next.cleaned)
+	}
+	late, cancel := context.WithCancel(ctx)
+	cancel()
+	if err := p.Switch(late, &fakeMode{name: "late"}, nil); err != nil && !errors.Is(err, context.Canceled) {
+		t.Errorf("nobody waits: %v", err)
+	}
 }

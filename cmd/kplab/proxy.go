@@ -15,16 +15,16 @@ import (
 func newProxyCommand(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "proxy",
-		Short: "look at the Service proxy of each node",
+		Short: "look at the Service proxy of each node, and change its mode",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("%s: unknown command %q, want status or rules", cmd.CommandPath(), args[0])}
+				return usageError{fmt.Errorf("%s: unknown command %q, want status, rules or set", cmd.CommandPath(), args[0])}
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newProxyStatusCommand(g), newProxyRulesCommand(g))
+	cmd.AddCommand(newProxyStatusCommand(g), newProxyRulesCommand(g), newProxySetCommand(g))
 	return cmd
 }
 
@@ -53,7 +53,7 @@ func newProxyStatusCommand(g *globals) *cobra.Command {
 			fmt.Fprintln(w, "NODE\tMODE\tSYNCED\tSERVICES\tENDPOINTS\tERROR")
 			for _, n := range s.Nodes {
 				p := n.Proxy
-				fmt.Fprintf(w, "%s\t%s\t%s ago\t%d\t%d\t%s\n", n.Name, p.Mode, time.Since(p.Synced).Round(time.Millisecond), p.Services, p.Endpoints, orNone(p.Error))
+				fmt.Fprintf(w, "%s\t%s\t%s ago\t%d\t%d\t%s\n", n.Name, cluster.ProxyConfig{Mode: p.Mode, NFTLayout: p.Layout}, time.Since(p.Synced).Round(time.Millisecond), p.Services, p.Endpoints, orNone(p.Error))
 			}
 			return w.Flush()
 		},
@@ -63,7 +63,7 @@ func newProxyStatusCommand(g *globals) *cobra.Command {
 }
 
 func newProxyRulesCommand(g *globals) *cobra.Command {
-	var node, mode, namespace string
+	var node, mode, layout, namespace string
 	cmd := &cobra.Command{
 		Use:   "rules [SERVICE]",
 		Short: "print the rules that a node's proxy wants in the kernel, in the tool's own words",
@@ -82,7 +82,7 @@ func newProxyRulesCommand(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			text, err := c.Rules(cmd.Context(), node, mode, service)
+			text, err := c.Rules(cmd.Context(), node, mode, layout, service)
 			if err != nil {
 				return err
 			}
@@ -93,6 +93,39 @@ func newProxyRulesCommand(g *globals) *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&node, "node", "", "the node whose rules to print (default: the control plane)")
 	f.StringVar(&mode, "mode", "", "render in this mode instead of the running one")
+	f.StringVar(&layout, "nft-layout", "", "render in this layout of mode nftables")
 	f.StringVarP(&namespace, "namespace", "n", "default", "namespace of SERVICE")
+	return cmd
+}
+
+func newProxySetCommand(g *globals) *cobra.Command {
+	var node, layout string
+	cmd := &cobra.Command{
+		Use:   "set MODE",
+		Short: "change the mode of the Service proxies while the lab runs",
+		Long: `Change the mode of the Service proxies while the lab runs: iptables, nftables or
+none. The new rules are written and read back before the old ones go, so that no
+connection is refused or cut. The next up has the mode as well.`,
+		Args: exactArgs("MODE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := cluster.Connect(g.name)
+			if err != nil {
+				return err
+			}
+			want := cluster.ProxyConfig{Mode: args[0], NFTLayout: layout}
+			if err := c.SetProxy(cmd.Context(), node, want); err != nil {
+				return err
+			}
+			where := "every node"
+			if node != "" {
+				where = "node " + node
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "proxy mode %s on %s\n", want, where)
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&node, "node", "", "the node whose proxy to change (default: all)")
+	f.StringVar(&layout, "nft-layout", "", "layout of mode nftables: upstream or compact (default upstream)")
 	return cmd
 }

@@ -19,6 +19,7 @@ type upOptions struct {
 	nodes      int
 	proxyMode  string
 	dnsZone    string
+	nftLayout  string
 	detach     bool
 	fresh      bool
 	disposable bool
@@ -42,7 +43,8 @@ way the state is kept: the next up brings every object and pod back.`,
 	f := cmd.Flags()
 	f.StringVar(&o.config, "config", "", "settings file (apiVersion kplab/v1alpha1, kind Lab)")
 	f.IntVar(&o.nodes, "nodes", 0, "number of nodes, the control plane included (default 3)")
-	f.StringVar(&o.proxyMode, "proxy-mode", "", "Service proxy mode (default iptables)")
+	f.StringVar(&o.proxyMode, "proxy-mode", "", "Service proxy mode: iptables, nftables or none (default iptables)")
+	f.StringVar(&o.nftLayout, "nft-layout", "", "layout of proxy mode nftables: upstream or compact (default upstream)")
 	f.StringVar(&o.dnsZone, "dns-zone", "", "file of DNS records (RFC 1035) for names outside of the cluster")
 	f.BoolVarP(&o.detach, "detach", "d", false, "return when the lab is ready and leave it running")
 	f.BoolVar(&o.fresh, "fresh", false, "delete the kept state first")
@@ -103,7 +105,10 @@ func (o *upOptions) settings(cmd *cobra.Command, g *globals) (cluster.Config, er
 		return cfg, usageError{fmt.Errorf("--nodes %d: want a positive number, and not together with nodes in the settings file", o.nodes)}
 	}
 	if o.proxyMode != "" {
-		cfg.Proxy.Mode = o.proxyMode
+		cfg.Proxy = cluster.ProxyConfig{Mode: o.proxyMode}
+	}
+	if o.nftLayout != "" {
+		cfg.Proxy.NFTLayout = o.nftLayout
 	}
 	cfg.Disposable = cfg.Disposable || o.disposable
 	for _, path := range []struct{ flag, setting *string }{{&o.dnsZone, &cfg.DNS.Zone}, {&o.audit.Log, &cfg.Audit.Log}, {&o.audit.Policy, &cfg.Audit.Policy}} {
@@ -148,7 +153,7 @@ func (o *upOptions) daemonArgs() []string {
 // asked says whether the person chose any setting, as against resuming whatever
 // there is.
 func (o *upOptions) asked(cmd *cobra.Command) bool {
-	for _, flag := range []string{"config", "nodes", "proxy-mode", "dns-zone", "no-fsync", "audit-log", "audit-policy"} {
+	for _, flag := range []string{"config", "nodes", "proxy-mode", "nft-layout", "dns-zone", "no-fsync", "audit-log", "audit-policy"} {
 		if cmd.Flags().Changed(flag) {
 			return true
 		}

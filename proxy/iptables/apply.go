@@ -119,7 +119,7 @@ func (m *Mode) write(ctx context.Context, r *ruleset, c *change) error {
 	if err != nil {
 		return err
 	}
-	defer k.close()
+	defer k.Close()
 	return k.removeChains(nfFamily(r.family), "nat", c.stale)
 }
 
@@ -291,7 +291,7 @@ func (m *Mode) countRules(ctx context.Context, family corev1.IPFamily, table str
 	if err != nil {
 		return nil, err
 	}
-	defer k.close()
+	defer k.Close()
 	out := make(map[string]int, len(chains))
 	for name := range chains {
 		if out[name], err = k.countRules(nfFamily(family), table, name); err != nil {

@@ -99,7 +99,7 @@ func (m *Mode) cleanTable(ctx context.Context, family corev1.IPFamily, table str
 		if err != nil {
 			return err
 		}
-		defer k.close()
+		defer k.Close()
 		if err := k.removeChains(nfFamily(family), table, remove); err != nil {
 			return err
 		}
@@ -131,6 +131,6 @@ func (m *Mode) deleteAccts() error {
 	if err != nil {
 		return err
 	}
-	defer c.close()
+	defer c.Close()
 	return errors.Join(c.deleteAcct(acctInvalidDropped), c.deleteAcct(acctLocalhost))
 }

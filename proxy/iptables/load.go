@@ -374,8 +374,8 @@ func (m *Mode) generation() (uint32, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer k.close()
-	return k.generation()
+	defer k.Close()
+	return k.Generation()
 }
 
 // chainUses lists the chains of tables, each with its rules and the rules that
@@ -387,7 +387,7 @@ func (m *Mode) chainUses(ctx context.Context, family corev1.IPFamily, of ...stri
 		if err != nil {
 			return nil, err
 		}
-		defer k.close()
+		defer k.Close()
 		return k.chainUses(nfFamily(family))
 	}
 	out := map[string]map[string]int{}

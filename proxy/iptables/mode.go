@@ -246,7 +246,7 @@ func (m *Mode) createAccts() error {
 	if err != nil {
 		return err
 	}
-	defer c.close()
+	defer c.Close()
 	for _, name := range []string{acctInvalidDropped, acctLocalhost} {
 		if err := c.createAcct(name); err != nil {
 			return err

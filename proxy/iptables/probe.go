@@ -101,7 +101,7 @@ func makeAcct(ns *netns.NS) error {
 	if err != nil {
 		return err
 	}
-	defer k.close()
+	defer k.Close()
 	return k.createAcct(acctInvalidDropped)
 }
 

@@ -103,11 +103,10 @@ func (b *base) chains() []chain {
 	if b.v6() {
 		loop = netip.MustParsePrefix("::1/128")
 	}
-	portCheck := []statement{notIn(destination, loop), portVmap("no-endpoint-nodeports")}
-	portServe := []statement{isLocal(destination), notIn(destination, loop), portVmap("service-nodeports")}
+	check, serve := []statement{notIn(destination, loop)}, []statement{isLocal(destination), notIn(destination, loop)}
 	if !b.nodePorts.All {
-		portCheck = []statement{inSet(destination, "nodeport-ips"), portVmap("no-endpoint-nodeports")}
-		portServe = []statement{inSet(destination, "nodeport-ips"), portVmap("service-nodeports")}
+		check = []statement{inSet(destination, "nodeport-ips")}
+		serve = check
 	}
 
 	var services []rule
@@ -120,9 +119,11 @@ func (b *base) chains() []chain {
 	}
 	services = append(services, b.rule(serviceVmap("service-ips")))
 	if b.layout == LayoutCompact {
-		services = append(services, b.missed(false), b.rule(portServe...), b.missed(true))
-	} else {
-		services = append(services, b.rule(portServe...))
+		services = append(services, b.rule(missed(false)))
+	}
+	services = append(services, b.rule(slices.Concat(serve, []statement{portVmap("service-nodeports")})...))
+	if b.layout == LayoutCompact {
+		services = append(services, b.rule(slices.Concat(serve, []statement{missed(true)})...))
 	}
 
 	clusterIPCheck := []rule{b.noted("Reject traffic to invalid ports of ClusterIPs", inSet(destination, "cluster-ips"), reject)}
@@ -139,7 +140,7 @@ func (b *base) chains() []chain {
 		{name: chainNATOutput, hook: &hookNATOutput, rules: []rule{b.rule(jump(chainServices))}},
 		{name: chainNATPostrouting, hook: &hookNATPostrouting, rules: []rule{b.rule(jump(chainMasquerading))}},
 
-		{name: chainNodePortCheck, rules: []rule{b.rule(portCheck...)}},
+		{name: chainNodePortCheck, rules: []rule{b.rule(slices.Concat(check, []statement{portVmap("no-endpoint-nodeports")})...)}},
 		{name: chainServiceCheck, rules: []rule{b.rule(serviceVmap("no-endpoint-services"))}},
 		{name: chainFirewallCheck, rules: []rule{b.rule(serviceVmap("firewall-ips"))}},
 		{name: chainServices, rules: services},

@@ -125,4 +125,4 @@ func (s settings) draw(n, base int, anyAddress bool) rule {
 // a packet may have met the larger number and look its index up when it is gone.
 // The rule stands behind the map of entries and not in each chain: the kernel walks
 // through a chain once for each entry that leads there, whenever one changes.
-func (s settings) missed(anyAddress bool) rule { return s.draw(1, 0, anyAddress) }
+func missed(anyAddress bool) statement { return dnatIndexed(setEndpoints, 1, 0, anyAddress) }

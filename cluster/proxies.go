@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/kplab/kplab/node"
+	"github.com/kplab/kplab/proxy"
+	"github.com/kplab/kplab/proxy/iptables"
+	"github.com/kplab/kplab/proxy/nftables"
+)
+
+// startProxies makes each node's Service proxy.
+func (l *Lab) startProxies(ctx context.Context) (string, error) {
+	var said []string
+	for _, n := range l.cfg.Nodes {
+		want := l.cfg.ProxyOf(n)
+		mode, err := l.newMode(ctx, n.Name, want)
+		if err != nil {
+			return "", err
+		}
+		ns, err := l.runtime.NetNS(node.NSName(n.Name))
+		if err != nil {
+			return "", err
+		}
+		p, err := proxy.New(proxy.Config{
+			NodeName:          n.Name,
+			NodeIPs:           addrs(n.Address),
+			ClusterCIDRs:      []netip.Prefix{l.cfg.Networking.PodSubnet},
+			ServiceCIDRs:      []netip.Prefix{l.cfg.Networking.ServiceSubnet},
+			NodePortAddresses: nodePortAddresses(want.Mode),
+			Informers:         l.informers,
+			Mode:              mode,
+			Conntrack:         proxy.NewConntrack(ns),
+			Listen:            ns.Listen,
+			Log:               l.log.With("part", "proxy"),
+		})
+		if err != nil {
+			return "", err
+		}
+		l.proxies[n.Name], l.modes[n.Name] = p, mode
+		l.witnesses = append(l.witnesses, p.Witness())
+		l.loops.run("proxy of node "+n.Name, p.Run)
+		if !slices.Contains(said, want.String()) {
+			said = append(said, want.String())
+		}
+	}
+	return "mode " + strings.Join(said, ", "), nil
+}
+
+// String names the mode, and the layout where it is not the mode's default.
+func (p ProxyConfig) String() string {
+	if p.NFTLayout == "" || p.NFTLayout == string(nftables.LayoutUpstream) {
+		return p.Mode
+	}
+	return p.Mode + "/" + p.NFTLayout
+}
+
+// newMode makes a mode for one node. What the kernel can do is found out once for
+// all nodes, when the first of them needs it.
+func (l *Lab) newMode(ctx context.Context, nodeName string, want ProxyConfig) (proxy.Mode, error) {
+	l.proxyMu.Lock()
+	defer l.proxyMu.Unlock()
+	var err error
+	switch {
+	case want.Mode == "iptables" && l.features == nil:
+		var f iptables.Features
+		if f, err = iptables.Detect(ctx, iptables.VariantAuto); err == nil {
+			l.features = &f
+		}
+	case want.Mode == "nftables" && !l.nftProbed:
+		err = nftables.Detect(ctx)
+		l.nftProbed = err == nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	ns, err := l.runtime.NetNS(node.NSName(nodeName))
+	if err != nil {
+		return nil, err
+	}
+	return proxyModes()[want.Mode](ModeOptions{
+		NetNS:     ns,
+		Features:  l.features,
+		LockFile:  l.paths.XtablesLock(node.NSName(nodeName)),
+		Journal:   filepath.Join(l.paths.Runtime, "nodes", nodeName, "proxy.json"),
+		NFTLayout: nftables.Layout(want.NFTLayout),
+		NFTProbed: l.nftProbed,
+	}), nil
+}
+
+// SetProxy changes the mode of a node's proxy, or with nodeName "" of all nodes,
+// while the lab runs: see [proxy.Proxy.Switch]. The settings are kept, so that the
+// next start has them too.
+func (l *Lab) SetProxy(ctx context.Context, nodeName string, want ProxyConfig) error {
+	var fault error
+	want.validate("proxy", func(format string, args ...any) { fault = fmt.Errorf(format, args...) })
+	if fault != nil {
+		return fault
+	}
+	if nodeName != "" && l.proxies[nodeName] == nil {
+		return fmt.Errorf("no node is called %q", nodeName)
+	}
+	l.setProxyMu.Lock()
+	defer l.setProxyMu.Unlock()
+	for i, n := range l.cfg.Nodes {
+		if nodeName != "" && n.Name != nodeName {
+			continue
+		}
+		mode, err := l.newMode(ctx, n.Name, want)
+		if err != nil {
+			return err
+		}
+		err = l.loops.await(ctx, func(ctx context.Context) error {
+			return l.proxies[n.Name].Switch(ctx, mode, nodePortAddresses(want.Mode))
+		})
+		if l.proxies[n.Name].Status().Mode == mode.Name() {
+			// Also when something of the old mode is left.
+			l.proxyMu.Lock()
+			l.modes[n.Name], l.cfg.Nodes[i].Proxy = mode, want
+			l.proxyMu.Unlock()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	l.proxyMu.Lock()
+	defer l.proxyMu.Unlock()
+	if nodeName == "" {
+		l.cfg.Proxy = want
+		for i := range l.cfg.Nodes {
+			l.cfg.Nodes[i].Proxy = ProxyConfig{}
+		}
+	}
+	if err := writeJSON(l.paths.Settings(), settings{Config: l.cfg, APIPort: l.apiPort}, 0o600); err != nil {
+		return fmt.Errorf("the mode is changed, and will not be after the next start: keep the settings: %w", err)
+	}
+	return nil
+}
+
+// modeOf is the mode that a node's proxy uses, and its settings.
+func (l *Lab) modeOf(n NodeConfig) (proxy.Mode, ProxyConfig) {
+	l.proxyMu.Lock()
+	defer l.proxyMu.Unlock()
+	for i := range l.cfg.Nodes {
+		if l.cfg.Nodes[i].Name == n.Name {
+			n = l.cfg.Nodes[i]
+		}
+	}
+	return l.modes[n.Name], l.cfg.ProxyOf(n)
+}
