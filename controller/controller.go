@@ -25,12 +25,14 @@ import (
 	"github.com/kplab/kplab/controller/namespace"
 	"github.com/kplab/kplab/controller/nodelifecycle"
 	"github.com/kplab/kplab/controller/persistentvolume"
+	"github.com/kplab/kplab/controller/podgc"
 	"github.com/kplab/kplab/controller/replicaset"
 	"github.com/kplab/kplab/controller/replicationcontroller"
 	"github.com/kplab/kplab/controller/resourcequota"
 	"github.com/kplab/kplab/controller/scheduler"
 	"github.com/kplab/kplab/controller/servicecidr"
 	"github.com/kplab/kplab/controller/statefulset"
+	"github.com/kplab/kplab/controller/tainteviction"
 	"github.com/kplab/kplab/controller/ttlafterfinished"
 	"github.com/kplab/kplab/internal/settle"
 )
@@ -82,6 +84,8 @@ func All(d Deps) []Controller {
 		mirroring.New(d),
 		gc.New(d),
 		nodelifecycle.New(d),
+		tainteviction.New(d),
+		podgc.New(d),
 		servicecidr.New(d),
 	}
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/kplab/kplab/controller/cronjob"
 	"github.com/kplab/kplab/controller/job"
 	"github.com/kplab/kplab/controller/loop"
+	"github.com/kplab/kplab/controller/podgc"
 	"github.com/kplab/kplab/controller/ttlafterfinished"
 	"github.com/kplab/kplab/internal/nettest"
 	"github.com/kplab/kplab/internal/settle"
@@ -58,7 +59,7 @@ type bench struct {
 	loops    []interface{ Witness() *settle.Witness }
 	kubelet  *kubelet
 	halt     func() // stops controllers and kubelet; the API stays
-	// clock is the time of the controllers of package batch, when a test rules it.
+	// clock is the time of the controllers that wait for long, when a test rules it.
 	clock *clocktesting.FakeClock
 }
 
@@ -155,7 +156,8 @@ func (b *bench) start() {
 	b.t.Cleanup(b.halt)
 }
 
-// controllers makes all controllers. With a clock of the test, those of batch have it.
+// controllers makes all controllers. With a clock of the test, those have it that wait for
+// long.
 func (b *bench) controllers(deps controller.Deps) []controller.Controller {
 	all := controller.All(deps)
 	if b.clock == nil {
@@ -163,7 +165,7 @@ func (b *bench) controllers(deps controller.Deps) []controller.Controller {
 	}
 	deps.Clock = b.clock
 	timed := map[string]controller.Controller{}
-	for _, c := range []controller.Controller{job.New(deps), cronjob.New(deps), ttlafterfinished.New(deps)} {
+	for _, c := range []controller.Controller{job.New(deps), cronjob.New(deps), ttlafterfinished.New(deps), podgc.New(deps)} {
 		timed[c.Name()] = c
 	}
 	for i, c := range all {

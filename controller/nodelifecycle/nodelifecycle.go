@@ -6,7 +6,7 @@
 // A node renews its Lease. When the Lease has not changed for 40 seconds the node's
 // conditions become Unknown, its pods lose their Ready condition (so that they leave
 // the endpoints), and the node gets the taints "unreachable". It takes itself back by
-// its next status. Pods are not evicted yet.
+// its next status. Package tainteviction evicts the pods that do not tolerate them.
 //
 // Ages are measured from the moment at which this process saw a Lease change, not
 // from the time written in it: clocks and daemon pauses then cannot declare a whole
