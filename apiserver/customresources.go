@@ -45,7 +45,6 @@ func (s *Server) installCustomResources(config *genericapiserver.Config, getter 
 		NotFound:          http.NotFoundHandler(),
 		MinRequestTimeout: minRequestTimeout,
 		MaxRequestBytes:   maxRequestBytes,
-		Log:               s.cfg.Log,
 	}
 	var err error
 	if s.custom, err = crd.New(cfg); err != nil {

@@ -71,10 +71,11 @@ func (b boats) launch(namespace, name string, owners ...metav1.OwnerReference) m
 	return metav1.OwnerReference{APIVersion: "example.com/v1", Kind: "Boat", Name: name, UID: made.UID}
 }
 
-func (b boats) sink(namespace, name string, policy metav1.DeletionPropagation) {
+// sink deletes a boat of the namespace default.
+func (b boats) sink(name string, policy metav1.DeletionPropagation) {
 	b.t.Helper()
 	body := []byte(fmt.Sprintf(`{"kind":"DeleteOptions","apiVersion":"v1","propagationPolicy":%q}`, policy))
-	if err := b.rest.Delete().AbsPath(fmt.Sprintf(boatsPath, namespace), name).SetHeader("Content-Type", "application/json").Body(body).Do(b.t.Context()).Error(); err != nil {
+	if err := b.rest.Delete().AbsPath(fmt.Sprintf(boatsPath, "default"), name).SetHeader("Content-Type", "application/json").Body(body).Do(b.t.Context()).Error(); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -131,7 +132,7 @@ func TestCustomResourcesAreCollected(t *testing.T) {
 	if !b.cargoIsThere("fish") || !b.boatIsThere("default", "dinghy") {
 		t.Fatal("collected while the owner is there")
 	}
-	b.sink("default", "gull", metav1.DeletePropagationBackground)
+	b.sink("gull", metav1.DeletePropagationBackground)
 	b.until("the cargo of a sunk boat to go", func() bool { return !b.cargoIsThere("fish") })
 	if err := b.client.CoreV1().ConfigMaps("default").Delete(t.Context(), "harbour", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -145,7 +146,7 @@ func TestCustomResourcesAreCollected(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.settle()
-	b.sink("default", "tern", metav1.DeletePropagationForeground)
+	b.sink("tern", metav1.DeletePropagationForeground)
 	b.until("the free cargo to go", func() bool { return !b.cargoIsThere("salt") })
 	if !b.boatIsThere("default", "tern") {
 		t.Error("the owner went before the dependant that blocks it")
@@ -215,7 +216,7 @@ func TestCustomOwnersAfterRestart(t *testing.T) {
 	b.cargo("fish", gull)
 	b.settle()
 	b.halt()
-	b.sink("default", "gull", metav1.DeletePropagationBackground)
+	b.sink("gull", metav1.DeletePropagationBackground)
 	tern := b.launch("default", "tern")
 	b.cargo("salt", tern)
 	b.start()

@@ -5,7 +5,6 @@ package crd
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -59,8 +58,6 @@ type Config struct {
 	// MaxRequestBytes the largest body of a write.
 	MinRequestTimeout time.Duration
 	MaxRequestBytes   int64
-
-	Log *slog.Logger
 }
 
 // Server serves definitions and custom resources. It implements http.Handler for the
@@ -115,7 +112,8 @@ func (s *Server) Run(ctx context.Context) error {
 		return err
 	}
 	s.engine.Store(e)
-	return e.run(ctx, func() { close(s.synced) })
+	e.run(ctx, func() { close(s.synced) })
+	return nil
 }
 
 // ReadinessCheck is an error while definitions that are stored are not served yet.

@@ -98,12 +98,12 @@ func newEngine(ctx context.Context, cfg Config) (*engine, error) {
 
 // run calls synced once when all definitions that are stored are served, and returns
 // when ctx has ended and every controller with it.
-func (e *engine) run(ctx context.Context, synced func()) error {
+func (e *engine) run(ctx context.Context, synced func()) {
 	e.factory.Start(ctx.Done())
 	defer e.factory.Shutdown()
 	select {
 	case <-ctx.Done():
-		return nil
+		return
 	case <-e.synced.Done():
 	}
 	var running sync.WaitGroup
@@ -115,7 +115,6 @@ func (e *engine) run(ctx context.Context, synced func()) error {
 	synced()
 	<-ctx.Done()
 	running.Wait()
-	return nil
 }
 
 // resume takes up definitions whose names were accepted when the server was stopped:
