@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/version"
 )
 
 // NewScheme returns the scheme that knows kinds: types, defaults, field
@@ -60,8 +61,16 @@ func NewScheme(kinds []Kind) (*runtime.Scheme, error) {
 			}
 		}
 	}
+	byGroup := map[string][]schema.GroupVersion{}
 	for gv := range groupVersions {
-		if err := s.SetVersionPriority(gv); err != nil {
+		byGroup[gv.Group] = append(byGroup[gv.Group], gv)
+	}
+	for _, versions := range byGroup {
+		// The newest is the one that clients prefer.
+		slices.SortFunc(versions, func(a, b schema.GroupVersion) int {
+			return version.CompareKubeAwareVersionStrings(b.Version, a.Version)
+		})
+		if err := s.SetVersionPriority(versions...); err != nil {
 			return nil, fmt.Errorf("version priority: %w", err)
 		}
 	}
