@@ -395,7 +395,7 @@ func TestCustomResourceDefinitionDeleted(t *testing.T) {
 func TestCustomResourceRights(t *testing.T) {
 	s, w := startBoats(t)
 	w.mustPost(boatsPath, boat("gull", `{"crew":2}`))
-	client := as(t, s, "jane").RESTClient()
+	client := asJane(t, s).RESTClient()
 	get := func() error {
 		return client.Get().AbsPath(boatsPath + "/gull").Do(t.Context()).Error()
 	}

@@ -48,16 +48,13 @@ func (e evictions) run(name string, ready corev1.ConditionStatus) *corev1.Pod {
 	return made
 }
 
-func (e evictions) budget(name string, status policyv1.PodDisruptionBudgetStatus, opts ...func(*policyv1.PodDisruptionBudget)) {
+func (e evictions) budget(name string, status policyv1.PodDisruptionBudgetStatus) {
 	e.t.Helper()
 	b := &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: policyv1.PodDisruptionBudgetSpec{
 			MinAvailable: ptr.To(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
 		},
-	}
-	for _, o := range opts {
-		o(b)
 	}
 	budgets := e.testServer.client.PolicyV1().PodDisruptionBudgets("default")
 	made, err := budgets.Create(e.t.Context(), b, metav1.CreateOptions{})

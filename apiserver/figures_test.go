@@ -64,7 +64,7 @@ func TestFigures(t *testing.T) {
 		t.Errorf("table: %v", table)
 	}
 	w.get(figuresPath).want(t, 200, `"name":"nodes","singularName":"node","namespaced":false,"kind":"NodeMetrics","verbs":["get","list"]`)
-	reader := as(t, s, "jane").RESTClient()
+	reader := asJane(t, s).RESTClient()
 	list := func() error {
 		return reader.Get().AbsPath(figuresPath + "/namespaces/default/pods").Do(t.Context()).Error()
 	}

@@ -118,7 +118,7 @@ func (l limitAdmission) Validate(ctx context.Context, a admission.Attributes, _ 
 	var check func(*corev1.LimitRangeItem) []error
 	switch obj := a.GetObject().(type) {
 	case *corev1.Pod:
-		if !(a.GetSubresource() == "" && a.GetOperation() == admission.Create) && a.GetSubresource() != "resize" {
+		if (a.GetSubresource() != "" || a.GetOperation() != admission.Create) && a.GetSubresource() != "resize" {
 			return nil
 		}
 		check = func(i *corev1.LimitRangeItem) []error { return checkPod(i, obj) }

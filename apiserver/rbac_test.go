@@ -41,10 +41,10 @@ func bindClusterRole(t *testing.T, s *testServer, role string, to rbacv1.Subject
 	}
 }
 
-// as is a client of another user.
-func as(t *testing.T, s *testServer, user string, groups ...string) *kubernetes.Clientset {
+// asJane is a client of a user who has no rights of her own.
+func asJane(t *testing.T, s *testServer, groups ...string) *kubernetes.Clientset {
 	t.Helper()
-	client, err := kubernetes.NewForConfig(s.ClientConfig(user, groups...))
+	client, err := kubernetes.NewForConfig(s.ClientConfig("jane", groups...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestRBAC(t *testing.T) {
 	ctx := t.Context()
 	makeNamespace(t, s, "default")
 	makeNamespace(t, s, "other")
-	client := as(t, s, "jane")
+	client := asJane(t, s)
 	const refusal = `pods is forbidden: User "jane" cannot list resource "pods" in API group "" in the namespace "default"`
 	wantError(t, "before", listPods(ctx, client, "default"), apierrors.IsForbidden, refusal)
 	wantError(t, "everywhere", listPods(ctx, client, ""), apierrors.IsForbidden, `User "jane" cannot list resource "pods" in API group "" at the cluster scope`)
@@ -138,7 +138,7 @@ func TestEscalation(t *testing.T) {
 	ctx := t.Context()
 	makeNamespace(t, s, "default")
 	bindClusterRole(t, s, "admin", jane())
-	client := as(t, s, "jane")
+	client := asJane(t, s)
 	role := func(name string, rules ...rbacv1.PolicyRule) error {
 		_, err := client.RbacV1().Roles("default").Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, metav1.CreateOptions{})
 		return err
@@ -272,7 +272,7 @@ func TestReviews(t *testing.T) {
 	s := startServer(t, "")
 	ctx := t.Context()
 	makeNamespace(t, s, "default")
-	client := as(t, s, "jane", "devs")
+	client := asJane(t, s, "devs")
 	who, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)

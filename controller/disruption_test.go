@@ -40,14 +40,14 @@ func (b *bench) budget(name, least, most string) {
 	}
 }
 
-// budgetIs waits until the status says: allowed, healthy of desired, expected pods,
+// webBudgetIs waits until the status says: allowed, healthy of desired, expected pods,
 // and the reason of the condition.
-func (b *bench) budgetIs(name, want string) *policyv1.PodDisruptionBudget {
+func (b *bench) webBudgetIs(want string) *policyv1.PodDisruptionBudget {
 	b.t.Helper()
 	var pdb *policyv1.PodDisruptionBudget
-	nettest.Eventually(b.t, patience, "budget "+name+" "+want, func() error {
+	nettest.Eventually(b.t, patience, "budget web "+want, func() error {
 		var err error
-		if pdb, err = b.client.PolicyV1().PodDisruptionBudgets("default").Get(b.t.Context(), name, metav1.GetOptions{}); err != nil {
+		if pdb, err = b.client.PolicyV1().PodDisruptionBudgets("default").Get(b.t.Context(), "web", metav1.GetOptions{}); err != nil {
 			return err
 		}
 		s, reason := pdb.Status, "none"
@@ -95,11 +95,11 @@ func (b *bench) evict(name string) error {
 func TestDisruptionBudgetsAreCounted(t *testing.T) {
 	b := newBench(t)
 	b.budget("web", "1", "")
-	b.budgetIs("web", "0 allowed, 0/1 healthy of 0, InsufficientPods")
+	b.webBudgetIs("0 allowed, 0/1 healthy of 0, InsufficientPods")
 	b.event("web", "NoPods", "No matching pods found")
 	b.create(deployment("web", 4))
 	b.rolledOut("web")
-	b.budgetIs("web", "3 allowed, 4/1 healthy of 4, SufficientPods")
+	b.webBudgetIs("3 allowed, 4/1 healthy of 4, SufficientPods")
 	b.settle()
 	b.dropBudget("web")
 
@@ -112,21 +112,21 @@ func TestDisruptionBudgetsAreCounted(t *testing.T) {
 		{"9", "", "0 allowed, 4/9 healthy of 4, InsufficientPods"},
 	} {
 		b.budget("web", x.least, x.most)
-		b.budgetIs("web", x.want)
+		b.webBudgetIs(x.want)
 		b.dropBudget("web")
 	}
 
 	// Scaled down: half of two.
 	b.budget("web", "", "50%")
 	b.patch(`{"spec":{"replicas":2}}`)
-	b.budgetIs("web", "1 allowed, 2/1 healthy of 2, SufficientPods")
+	b.webBudgetIs("1 allowed, 2/1 healthy of 2, SufficientPods")
 
 	// A pod without a controller beside them.
 	lone := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "lone", Labels: map[string]string{"app": "web"}}, Spec: webTemplate("nginx").Spec}
 	if _, err := b.client.CoreV1().Pods("default").Create(t.Context(), lone, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	b.budgetIs("web", "2 allowed, 3/1 healthy of 2, SufficientPods")
+	b.webBudgetIs("2 allowed, 3/1 healthy of 2, SufficientPods")
 	b.event("web", "UnmanagedPods", "were found to be unmanaged")
 
 	// Two budgets for one pod.
@@ -146,11 +146,11 @@ func TestDisruptionBudgetOfOtherKinds(t *testing.T) {
 	b.makeStatefulSet("nginx", 3)
 	b.statefulSetDone()
 	b.budget("web", "", "1")
-	b.budgetIs("web", "1 allowed, 3/2 healthy of 3, SufficientPods")
+	b.webBudgetIs("1 allowed, 3/2 healthy of 3, SufficientPods")
 	if err := b.client.AppsV1().StatefulSets("default").Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	b.budgetIs("web", "0 allowed, 0/0 healthy of 0, InsufficientPods")
+	b.webBudgetIs("0 allowed, 0/0 healthy of 0, InsufficientPods")
 
 	replicas, template := int32(2), webTemplate("nginx")
 	rc := &corev1.ReplicationController{
@@ -160,13 +160,13 @@ func TestDisruptionBudgetOfOtherKinds(t *testing.T) {
 	if _, err := b.client.CoreV1().ReplicationControllers("default").Create(t.Context(), rc, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	b.budgetIs("web", "1 allowed, 2/1 healthy of 2, SufficientPods")
+	b.webBudgetIs("1 allowed, 2/1 healthy of 2, SufficientPods")
 	// Without a policy its pods would be orphans, as upstream has it for this kind.
 	background := metav1.DeletePropagationBackground
 	if err := b.client.CoreV1().ReplicationControllers("default").Delete(t.Context(), "web", metav1.DeleteOptions{PropagationPolicy: &background}); err != nil {
 		t.Fatal(err)
 	}
-	b.budgetIs("web", "0 allowed, 0/0 healthy of 0, InsufficientPods")
+	b.webBudgetIs("0 allowed, 0/0 healthy of 0, InsufficientPods")
 
 	set := &appsv1.DaemonSet{
 		ObjectMeta: metav1.ObjectMeta{Name: "web"},
@@ -177,14 +177,14 @@ func TestDisruptionBudgetOfOtherKinds(t *testing.T) {
 	}
 	const why = "daemonsets.apps does not implement the scale subresource"
 	b.event("web", "CalculateExpectedPodCountFailed", "Failed to calculate the number of expected pods: "+why)
-	pdb := b.budgetIs("web", "0 allowed, 0/0 healthy of 0, SyncFailed")
+	pdb := b.webBudgetIs("0 allowed, 0/0 healthy of 0, SyncFailed")
 	if c := pdb.Status.Conditions[0]; c.Message != why || c.Status != metav1.ConditionFalse {
 		t.Errorf("condition %+v", c)
 	}
 	// A number of pods needs no scale.
 	b.dropBudget("web")
 	b.budget("web", "1", "")
-	b.budgetIs("web", "1 allowed, 2/1 healthy of 2, SufficientPods")
+	b.webBudgetIs("1 allowed, 2/1 healthy of 2, SufficientPods")
 	b.settle()
 }
 
@@ -195,7 +195,7 @@ func TestEvictorsKeepTheBudget(t *testing.T) {
 	b.create(deployment("web", 5))
 	b.rolledOut("web")
 	b.budget("web", "4", "")
-	b.budgetIs("web", "1 allowed, 5/4 healthy of 5, SufficientPods")
+	b.webBudgetIs("1 allowed, 5/4 healthy of 5, SufficientPods")
 	var evicted, refused atomic.Int32
 	var wg sync.WaitGroup
 	end := time.Now().Add(3 * time.Second)
@@ -232,6 +232,6 @@ func TestEvictorsKeepTheBudget(t *testing.T) {
 	if low < 4 || evicted.Load() < 2 || refused.Load() == 0 {
 		t.Errorf("%d evicted, %d refused, %d healthy at worst", evicted.Load(), refused.Load(), low)
 	}
-	b.budgetIs("web", "1 allowed, 5/4 healthy of 5, SufficientPods")
+	b.webBudgetIs("1 allowed, 5/4 healthy of 5, SufficientPods")
 	b.settle()
 }

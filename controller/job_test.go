@@ -155,7 +155,7 @@ func (b *bench) jobGone(name string) {
 	b.t.Helper()
 	b.soon("the end of "+name, func() error {
 		if _, err := b.client.BatchV1().Jobs("default").Get(b.t.Context(), name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("the job is there: %v", err)
+			return fmt.Errorf("the job is there: %w", err)
 		}
 		if pods := b.pods("default", "job-name="+name); len(pods) > 0 {
 			return fmt.Errorf("%d pods are there", len(pods))
@@ -448,7 +448,7 @@ func TestJobGoes(t *testing.T) {
 	remove("orphan", nil)
 	b.soon("the pods being free", func() error {
 		if _, err := b.client.BatchV1().Jobs("default").Get(t.Context(), "orphan", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("the job is there: %v", err)
+			return fmt.Errorf("the job is there: %w", err)
 		}
 		pods := b.pods("default", "job-name=orphan")
 		if n := finalizersOf(pods); len(pods) != 2 || n > 0 || len(pods[0].OwnerReferences)+len(pods[1].OwnerReferences) > 0 {

@@ -218,7 +218,7 @@ func (b *bench) gone(volume string) {
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("it is %s, %v", v.Status.Phase, err)
+		return fmt.Errorf("it is %s, %w", v.Status.Phase, err)
 	})
 }
 

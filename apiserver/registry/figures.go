@@ -177,11 +177,9 @@ func compare(before, now *look) *nodeUse {
 	out := &nodeUse{at: now.at, window: now.at.Sub(before.at), pods: map[types.UID][]containerUse{}}
 	for pod, containers := range now.containers {
 		for _, c := range containers {
-			since, used := before.at, int64(0)
+			since, used := c.Start, int64(0)
 			if was := before.find(pod, c); was != nil {
 				since, used = was.CPU.At, was.CPU.Used
-			} else {
-				since = c.Start
 			}
 			window := max(c.CPU.At.Sub(since), time.Millisecond)
 			out.pods[pod] = append(out.pods[pod], containerUse{

@@ -99,6 +99,7 @@ func afterCut(r *rand.Rand, synced, written []byte) []byte {
 
 // holds tells whether a file without its journal has these pods.
 func holds(t *testing.T, path string, names []string) bool {
+	t.Helper()
 	db, err := Open(path, Options{NoFsync: true})
 	if err != nil {
 		t.Log(err)

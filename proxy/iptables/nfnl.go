@@ -54,12 +54,12 @@ func (c conn) chainUses(family uint8) (map[string]map[string]int, error) {
 		var name string
 		use := 0
 		nfnl.Attrs(nfnl.Body(body), func(typ uint16, value []byte) {
-			switch {
-			case typ == unix.NFTA_CHAIN_TABLE:
+			switch typ {
+			case unix.NFTA_CHAIN_TABLE:
 				in = out[nfnl.CString(value)]
-			case typ == unix.NFTA_CHAIN_NAME:
+			case unix.NFTA_CHAIN_NAME:
 				name = nfnl.CString(value)
-			case typ == unix.NFTA_CHAIN_USE:
+			case unix.NFTA_CHAIN_USE:
 				use = int(nfnl.U32(value))
 			}
 		})
