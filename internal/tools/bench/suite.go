@@ -17,6 +17,10 @@ var suites = []suite{
 	{pkg: "./cni/routed", pattern: "AddRatio$", times: "300x"},
 	{pkg: "./sandbox", pattern: "BenchmarkSandbox$", times: "300x"},
 	{pkg: "./apiserver/store", pattern: "BenchmarkCreate$/fsync=true/writers=(1|8)$", times: "400x"},
+	{pkg: "./apiserver", pattern: "BenchmarkServices$/clients=1$", times: "1000x"},
+	{pkg: "./apiserver", pattern: "BenchmarkServices$/clients=8$", times: "4000x"},
+	{pkg: "./apiserver", pattern: "BenchmarkWatchers$", times: "500x"},
+	{pkg: "./apiserver", pattern: "BenchmarkMemory$", times: "1x"},
 	{pkg: "./proxy/iptables", pattern: "FullApply$/^10000$", times: "1x", env: []string{"KPLAB_LONG=1"}},
 	{pkg: "./proxy/iptables", pattern: "OneChange$/^10000$", times: "10x", env: []string{"KPLAB_LONG=1"}},
 	{pkg: "./internal/tools/bench", pattern: "BenchmarkUp$", times: "5x"},
@@ -90,6 +94,22 @@ var rows = []row{
 	{
 		"store: creates, 8 writers", "Create/fsync=true/writers=8", figure{"x-fsync", "× the disk's fsyncs"}, bar{},
 		[]figure{{"creates/s", "creates/s"}, {"fsyncs/s", "fsyncs/s"}, {"creates/commit", "creates/commit"}},
+	},
+	{
+		"API: Services by 1 client", "Services/clients=1", figure{"x-fsync", "× the disk's fsyncs"}, atLeast(0.8),
+		[]figure{{"services/s", "Services/s"}, {"fsyncs/s", "fsyncs/s"}, {"x-rewrite", "× fsyncs of one page"}, {"cpu-ms/op", "ms CPU each"}},
+	},
+	{
+		"API: Services by 8 clients", "Services/clients=8", figure{"services/s", "Services/s"}, atLeast(1000),
+		[]figure{{"x-fsync", "× the disk's fsyncs"}, {"cpu-ms/op", "ms CPU each"}},
+	},
+	{
+		"API: 50 watchers on 1,000 pods, 100 updates/s", "Watchers", figure{"ms-p99", "ms to the handler, p99"}, below(50),
+		[]figure{{"ms-p50", "ms p50"}, {"ms-max", "ms at most"}, {"updates/s", "updates/s"}},
+	},
+	{
+		"API: 10,000 ConfigMaps of 1 kB", "Memory", figure{"MB-grown", "MB more"}, below(60),
+		[]figure{{"MB-empty", "MB before"}},
 	},
 	{
 		"iptables, 10,000 Services × 5: full sync", "FullApply/10000", figure{"ratio", "× iptables-restore"}, below(1.3),
