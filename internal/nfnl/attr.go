@@ -104,6 +104,14 @@ func U32(value []byte) uint32 {
 	return binary.BigEndian.Uint32(value)
 }
 
+// U64 reads a number of eight bytes; 0 where the value has another size.
+func U64(value []byte) uint64 {
+	if len(value) != 8 {
+		return 0
+	}
+	return binary.BigEndian.Uint64(value)
+}
+
 // CString reads a name.
 func CString(b []byte) string {
 	for i, c := range b {

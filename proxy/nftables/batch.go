@@ -142,9 +142,21 @@ func (b *batch) flushChain(name string) {
 	})
 }
 
-// addRule appends a rule to a chain, after the set that is written out in it.
-func (b *batch) addRule(chain string, r *rule) {
-	id := uint32(0)
+// deleteRule removes one rule.
+func (b *batch) deleteRule(chain string, handle uint64) {
+	b.message(unix.NFT_MSG_DELRULE, 0, subject{"delete a rule of chain", chain}, func(m []byte) []byte {
+		m = nfnl.String(nfnl.String(m, unix.NFTA_RULE_TABLE, tableName), unix.NFTA_RULE_CHAIN, chain)
+		return nfnl.Uint64(m, unix.NFTA_RULE_HANDLE, handle)
+	})
+}
+
+// addRule puts a rule at the end of a chain, or before all others, after the set
+// that is written out in it.
+func (b *batch) addRule(chain string, r *rule, atHead bool) {
+	id, place := uint32(0), uint16(unix.NLM_F_APPEND)
+	if atHead {
+		place = 0
+	}
 	if r.anon != nil {
 		// The kernel would look through the names of all sets for a free number;
 		// with ten thousand of them that is most of the time of a load. So the
@@ -156,7 +168,7 @@ func (b *batch) addRule(chain string, r *rule) {
 		id = b.addSet(&c, len(r.anon.elements))
 		b.elements(unix.NFT_MSG_NEWSETELEM, &c, id, r.anon.elements)
 	}
-	b.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, subject{"add a rule to chain", chain}, func(m []byte) []byte {
+	b.message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|place, subject{"add a rule to chain", chain}, func(m []byte) []byte {
 		m = nfnl.String(m, unix.NFTA_RULE_TABLE, tableName)
 		m = nfnl.String(m, unix.NFTA_RULE_CHAIN, chain)
 		m, at := nfnl.Nest(m, unix.NFTA_RULE_EXPRESSIONS)

@@ -171,10 +171,14 @@ func (k *kernelTable) compareSets(st *state, c *change) {
 // compareElements compares what the kernel has in a set with what it ought to.
 func (c *change) compareElements(s set, have []element, st *state) {
 	at := make(map[key]int, len(have))
+	wanted := make([]bool, len(have))
 	for i := range have {
+		if _, twice := at[have[i].key]; twice {
+			wanted[i] = true // listed again, see verify
+			continue
+		}
 		at[have[i].key] = i
 	}
-	wanted := make([]bool, len(have))
 	st.each(s, func(e *element) {
 		switch i, there := at[e.key]; {
 		case !there:
@@ -210,17 +214,27 @@ func (m *Mode) check(st *state) error {
 	return st.verify(conn)
 }
 
+// looks is how often a table that differs is looked at before that is believed:
+// while the kernel makes a hash table larger or smaller, after a great change, its
+// list may show an element twice or leave one out.
+const looks = 3
+
 // verify reads all of the table back.
 func (st *state) verify(conn *nfnl.Conn) error {
-	have, err := look(conn, st.family, false, st.size)
-	if err != nil {
-		return err
+	for try := 1; ; try++ {
+		have, err := look(conn, st.family, false, st.size)
+		if err != nil {
+			return err
+		}
+		c := have.compare(st)
+		if c.empty() {
+			st.checked = have.generation
+			return nil
+		}
+		if try == looks {
+			return fmt.Errorf("read back table %s %s: %s; %w", st.ip(), tableName, c.describe(st.ruleset), errDiffers)
+		}
 	}
-	if c := have.compare(st); !c.empty() {
-		return fmt.Errorf("read back table %s %s: %s; %w", st.ip(), tableName, c.describe(st.ruleset), errDiffers)
-	}
-	st.checked = have.generation
-	return nil
 }
 
 // describe names the first difference.

@@ -312,10 +312,7 @@ func decodeSet(body []byte) (name string, s *kernelSet) {
 			s.size = int(nfnl.U32(v))
 		}
 	})
-	timeout := uint64(0)
-	if v := attrs[unix.NFTA_SET_TIMEOUT]; len(v) == 8 {
-		timeout = uint64(nfnl.U32(v[:4]))<<32 | uint64(nfnl.U32(v[4:]))
-	}
+	timeout := nfnl.U64(attrs[unix.NFTA_SET_TIMEOUT])
 	userData, digest := splitDigest(attrs[unix.NFTA_SET_USERDATA])
 	s.digest = digest
 	u32 := func(typ uint16) uint32 { return nfnl.U32(attrs[typ]) }
