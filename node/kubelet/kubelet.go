@@ -4,8 +4,10 @@ package kubelet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"net/netip"
 	"path/filepath"
 	"strconv"
@@ -331,7 +333,11 @@ func (k *Kubelet) Rewire(ctx context.Context, id string) error {
 	if _, ok := p.attached(); !ok {
 		return nil
 	}
-	_, err := k.cfg.Network.Add(ctx, k.attachment(p))
+	a := k.attachment(p)
+	_, err := k.cfg.Network.Add(ctx, a)
+	if _, gone := os.Stat(a.NetNSPath); errors.Is(gone, os.ErrNotExist) {
+		return nil // the pod's sandbox was taken down meanwhile: nothing is left to wire
+	}
 	return err
 }
 
