@@ -107,6 +107,10 @@ func (k *Keeper) Sync(ctx context.Context, p Parent) (Revisions, error) {
 	}
 	switch {
 	case last < 0:
+		// The cache may lack one that was made a moment ago, whose number is taken.
+		if highest, err = k.highest(ctx, p, highest); err != nil {
+			return out, err
+		}
 		out.Update, out.Collisions, err = k.create(ctx, p, data, highest+1)
 		if err != nil {
 			return out, err
@@ -123,6 +127,21 @@ func (k *Keeper) Sync(ctx context.Context, p Parent) (Revisions, error) {
 		out.All = append(slices.Delete(out.All, last, last+1), out.Update)
 	}
 	return out, nil
+}
+
+// highest returns the highest number among the parent's revisions as they are stored now,
+// and at least the one that the caller knows.
+func (k *Keeper) highest(ctx context.Context, p Parent, known int64) (int64, error) {
+	stored, err := k.client.AppsV1().ControllerRevisions(p.Object.GetNamespace()).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return 0, fmt.Errorf("list the revisions of %s: %w", p.Object.GetName(), err)
+	}
+	for i := range stored.Items {
+		if metav1.IsControlledBy(&stored.Items[i], p.Object) {
+			known = max(known, stored.Items[i].Revision)
+		}
+	}
+	return known, nil
 }
 
 func (k *Keeper) claim(ctx context.Context, p Parent) ([]*appsv1.ControllerRevision, error) {
