@@ -12,8 +12,10 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"math/big"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -276,7 +278,69 @@ func admissionCases() []kindCase {
 				{patch: `spec: {validationActions: [Deny, Warn]}`, want: `must not contain both Deny and Warn`},
 			},
 		},
+		{
+			resource: "mutatingadmissionpolicies",
+			manifest: "metadata: {name: m}\nspec: {reinvocationPolicy: Never, matchConstraints: {resourceRules: [{apiGroups: [''], apiVersions: [v1], operations: [CREATE], resources: [pods]}]}, mutations: [{patchType: JSONPatch, jsonPatch: {expression: '[]'}}]}",
+			defaults: map[string]string{"spec.failurePolicy": "Fail", "spec.matchConstraints.matchPolicy": "Equivalent"},
+			cells:    []any{"m", int64(1), "<unset>"},
+			change:   `spec: {reinvocationPolicy: IfNeeded}`, changed: "spec.reinvocationPolicy=IfNeeded",
+			refused: []refusal{
+				{patch: `spec: {mutations: []}`, want: `spec.mutations: Required value: mutations must contain at least one item`},
+				{patch: `spec: {mutations: [{patchType: JSONPatch}]}`, want: `spec.mutations[0].jsonPatch.expression: Required value: expression is not specified`},
+				{patch: `spec: {mutations: [{patchType: Other}]}`, want: `spec.mutations[0].patchType: Unsupported value: "Other": supported values: "ApplyConfiguration", "JSONPatch"`},
+				{patch: `spec: {reinvocationPolicy: Often}`, want: `spec.reinvocationPolicy: Unsupported value: "Often"`},
+				{patch: `spec: {matchConstraints: null}`, want: `spec.matchConstraints: Required value`},
+			},
+		},
+		{
+			resource: "mutatingadmissionpolicybindings",
+			manifest: "metadata: {name: b}\nspec: {policyName: m, matchResources: {namespaceSelector: {matchLabels: {a: b}}}}",
+			defaults: map[string]string{"spec.matchResources.matchPolicy": "Equivalent"},
+			cells:    []any{"b", "m", "<unset>"},
+			change:   `spec: {policyName: other}`, changed: "spec.policyName=other",
+			refused: []refusal{
+				{patch: `spec: {policyName: null}`, want: `spec.policyName: Required value`},
+				{patch: `spec: {paramRef: {parameterNotFoundAction: Deny}}`, want: `spec.paramRef: Required value: one of name or selector must be specified`},
+			},
+		},
+		{
+			resource: "volumeattributesclasses",
+			manifest: "metadata: {name: gold}\ndriverName: disk.example\nparameters: {iops: '100'}",
+			cells:    []any{"gold", "disk.example"},
+			change:   `metadata: {labels: {a: b}}`, changed: "metadata.labels.a=b",
+			refused: []refusal{
+				{patch: `driverName: null`, want: `driverName: Required value`},
+				{patch: `parameters: null`, want: `parameters: Required value: must contain at least one key/value pair`},
+				{patch: `parameters: {iops: '200'}`, want: `parameters: Invalid value: {"iops":"200"}: field is immutable`, stored: true},
+			},
+		},
+		{
+			resource: "clustertrustbundles",
+			manifest: "metadata: {name: 'ca.example:root:one'}\nspec: {signerName: ca.example/root, trustBundle: " + strconv.Quote(trustedPEM()) + "}",
+			cells:    []any{"ca.example:root:one", "ca.example/root"},
+			change:   `metadata: {labels: {a: b}}`, changed: "metadata.labels.a=b",
+			refused: []refusal{
+				{patch: `metadata: {name: other}`, want: `metadata.name: Invalid value: "other": ClusterTrustBundle for signerName ca.example/root must be named with prefix ca.example:root:`},
+				{patch: `spec: {signerName: null}`, want: `ClusterTrustBundle without signer name must not have ":" in its name`},
+				{patch: `spec: {trustBundle: none}`, want: `spec.trustBundle: Invalid value: "<value omitted>": at least one trust anchor must be provided`},
+				{patch: `spec: {signerName: ca.example/other}`, want: `spec.signerName: Invalid value: "ca.example/other": field is immutable`, stored: true},
+			},
+		},
 	}
+}
+
+// trustedPEM is a certificate.
+func trustedPEM() string {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		panic(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root"}, NotAfter: time.Now().Add(time.Hour), IsCA: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		panic(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
 
 // TestKinds sends one object of each kind through its life.

@@ -34,13 +34,16 @@ func validatingAdmissionPolicyKind() Kind {
 			ageColumn,
 		},
 		Row: row(func(p *admissionv1.ValidatingAdmissionPolicy) []any {
-			kind := "<unset>"
-			if k := p.Spec.ParamKind; k != nil {
-				kind = k.APIVersion + "/" + k.Kind
-			}
-			return []any{p.Name, int64(len(p.Spec.Validations)), kind, age(p.CreationTimestamp)}
+			return []any{p.Name, int64(len(p.Spec.Validations)), paramKindText(p.Spec.ParamKind), age(p.CreationTimestamp)}
 		}),
 	}
+}
+
+func paramKindText(k *admissionv1.ParamKind) string {
+	if k == nil {
+		return "<unset>"
+	}
+	return k.APIVersion + "/" + k.Kind
 }
 
 func defaultMatchResources(m *admissionv1.MatchResources) {
@@ -59,28 +62,7 @@ func defaultMatchResources(m *admissionv1.MatchResources) {
 
 func validateAdmissionPolicy(p *admissionv1.ValidatingAdmissionPolicy) field.ErrorList {
 	spec := field.NewPath("spec")
-	var errs field.ErrorList
-	if f := p.Spec.FailurePolicy; f != nil {
-		errs = append(errs, oneOf(*f, spec.Child("failurePolicy"), admissionv1.Fail, admissionv1.Ignore)...)
-	}
-	if k := p.Spec.ParamKind; k != nil {
-		path := spec.Child("paramKind")
-		if k.APIVersion == "" {
-			errs = append(errs, field.Required(path.Child("apiVersion"), ""))
-		}
-		if k.Kind == "" {
-			errs = append(errs, field.Required(path.Child("kind"), ""))
-		}
-	}
-	if constraints := spec.Child("matchConstraints"); p.Spec.MatchConstraints == nil {
-		errs = append(errs, field.Required(constraints, ""))
-	} else {
-		errs = append(errs, validateMatchResources(p.Spec.MatchConstraints, constraints)...)
-		if len(p.Spec.MatchConstraints.ResourceRules) == 0 {
-			errs = append(errs, field.Required(constraints.Child("resourceRules"), ""))
-		}
-	}
-	errs = append(errs, validateMatchConditions(p.Spec.MatchConditions, spec.Child("matchConditions"))...)
+	errs := validatePolicyFrame(p.Spec.FailurePolicy, p.Spec.ParamKind, p.Spec.MatchConstraints, p.Spec.MatchConditions, spec)
 	if len(p.Spec.Validations) == 0 && len(p.Spec.AuditAnnotations) == 0 {
 		const why = "validations or auditAnnotations must contain at least one item"
 		errs = append(errs, field.Required(spec.Child("validations"), why), field.Required(spec.Child("auditAnnotations"), why))
@@ -96,6 +78,32 @@ func validateAdmissionPolicy(p *admissionv1.ValidatingAdmissionPolicy) field.Err
 		}
 	}
 	return errs
+}
+
+// validatePolicyFrame checks what validating and mutating policies have in common.
+func validatePolicyFrame(failure *admissionv1.FailurePolicyType, params *admissionv1.ParamKind, match *admissionv1.MatchResources, conditions []admissionv1.MatchCondition, spec *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if failure != nil {
+		errs = append(errs, oneOf(*failure, spec.Child("failurePolicy"), admissionv1.Fail, admissionv1.Ignore)...)
+	}
+	if k := params; k != nil {
+		path := spec.Child("paramKind")
+		if k.APIVersion == "" {
+			errs = append(errs, field.Required(path.Child("apiVersion"), ""))
+		}
+		if k.Kind == "" {
+			errs = append(errs, field.Required(path.Child("kind"), ""))
+		}
+	}
+	if constraints := spec.Child("matchConstraints"); match == nil {
+		errs = append(errs, field.Required(constraints, ""))
+	} else {
+		errs = append(errs, validateMatchResources(match, constraints)...)
+		if len(match.ResourceRules) == 0 {
+			errs = append(errs, field.Required(constraints.Child("resourceRules"), ""))
+		}
+	}
+	return append(errs, validateMatchConditions(conditions, spec.Child("matchConditions"))...)
 }
 
 func validateMatchResources(m *admissionv1.MatchResources, path *field.Path) field.ErrorList {

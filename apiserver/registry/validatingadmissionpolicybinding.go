@@ -49,13 +49,19 @@ func paramRefText(r *admissionv1.ParamRef) string {
 
 func validateAdmissionPolicyBinding(b *admissionv1.ValidatingAdmissionPolicyBinding) field.ErrorList {
 	spec := field.NewPath("spec")
+	errs := validateBindingFrame(b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources, spec)
+	return append(errs, validateActions(b.Spec.ValidationActions, spec.Child("validationActions"))...)
+}
+
+// validateBindingFrame checks what the bindings of both sorts of policies have in common.
+func validateBindingFrame(name string, params *admissionv1.ParamRef, match *admissionv1.MatchResources, spec *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	if name, path := b.Spec.PolicyName, spec.Child("policyName"); name == "" {
+	if path := spec.Child("policyName"); name == "" {
 		errs = append(errs, field.Required(path, ""))
 	} else {
 		errs = append(errs, invalidIf(path, name, apivalidation.NameIsDNSSubdomain(name, false))...)
 	}
-	if r, path := b.Spec.ParamRef, spec.Child("paramRef"); r != nil {
+	if r, path := params, spec.Child("paramRef"); r != nil {
 		switch {
 		case r.Name == "" && r.Selector == nil:
 			errs = append(errs, field.Required(path, "one of name or selector must be specified"))
@@ -68,10 +74,10 @@ func validateAdmissionPolicyBinding(b *admissionv1.ValidatingAdmissionPolicyBind
 			errs = append(errs, oneOf(*r.ParameterNotFoundAction, action, admissionv1.AllowAction, admissionv1.DenyAction)...)
 		}
 	}
-	if b.Spec.MatchResources != nil {
-		errs = append(errs, validateMatchResources(b.Spec.MatchResources, spec.Child("matchResources"))...)
+	if match != nil {
+		errs = append(errs, validateMatchResources(match, spec.Child("matchResources"))...)
 	}
-	return append(errs, validateActions(b.Spec.ValidationActions, spec.Child("validationActions"))...)
+	return errs
 }
 
 func validateActions(actions []admissionv1.ValidationAction, path *field.Path) field.ErrorList {
