@@ -192,7 +192,9 @@ func cleanPod(u *unstructured.Unstructured, people *fieldpath.Set) {
 		return strings.HasPrefix(name, "kube-api-access-")
 	}
 	filterList(u.Object, token, "spec", "volumes")
-	for _, list := range []string{"containers", "initContainers", "ephemeralContainers"} {
+	// A pod is not created with these.
+	unstructured.RemoveNestedField(u.Object, "spec", "ephemeralContainers")
+	for _, list := range []string{"containers", "initContainers"} {
 		containers, _, _ := unstructured.NestedSlice(u.Object, "spec", list)
 		for _, c := range containers {
 			if m, ok := c.(map[string]any); ok {

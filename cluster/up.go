@@ -226,7 +226,7 @@ func compare(opts *UpOptions, paths Paths) error {
 	}
 	if !opts.Asked {
 		opts.Config = kept.Config
-	} else if d := kept.Config.Differences(&opts.Config); len(d) > 0 {
+	} else if d := lasting(kept.Config).Differences(lasting(opts.Config)); len(d) > 0 {
 		verb, advice := "exists", fmt.Sprintf("`kplab up%s` resumes it as it is, `kplab up --fresh …` deletes its state", nameFlag(opts.Config.Name))
 		if running {
 			verb, advice = "runs", fmt.Sprintf("`kplab down%s` ends it", nameFlag(opts.Config.Name))
@@ -237,6 +237,12 @@ func compare(opts *UpOptions, paths Paths) error {
 		return ErrRunning
 	}
 	return nil
+}
+
+// lasting is cfg without what may be another one at each start.
+func lasting(cfg Config) *Config {
+	cfg.Audit = AuditConfig{}
+	return &cfg
 }
 
 func isRunning(paths Paths) bool {

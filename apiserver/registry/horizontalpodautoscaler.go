@@ -29,7 +29,7 @@ func horizontalPodAutoscalerKind() Kind {
 			if old != nil {
 				return nil
 			}
-			return []string{"kplab has no metrics: nothing scales by horizontal pod autoscalers"}
+			return []string{"kplab stores horizontal pod autoscalers and scales nothing by them"}
 		}),
 		Status: &StatusStrategy{Validate: validatesUpdate(func(h, _ *autoscalingv2.HorizontalPodAutoscaler) field.ErrorList {
 			status := field.NewPath("status")

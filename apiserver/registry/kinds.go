@@ -9,6 +9,7 @@ func Kinds() []Kind {
 		namespaceKind(),
 		nodeKind(),
 		podKind(),
+		bindingKind(),
 		serviceKind(),
 		endpointsKind(),
 		endpointSliceKind(),

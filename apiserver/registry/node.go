@@ -3,6 +3,7 @@
 package registry
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -35,6 +36,10 @@ func nodeKind() Kind {
 			// What is allocatable is what there is, until a node says less.
 			if n.Status.Allocatable == nil && len(n.Status.Capacity) > 0 {
 				n.Status.Allocatable = n.Status.Capacity.DeepCopy()
+			}
+			// The first range has two fields.
+			if n.Spec.PodCIDR != "" && len(n.Spec.PodCIDRs) == 0 {
+				n.Spec.PodCIDRs = []string{n.Spec.PodCIDR}
 			}
 		}),
 		Validate:       validates(validateNode),
@@ -175,6 +180,23 @@ func validateNodeStatus(n, _ *corev1.Node) field.ErrorList {
 			errs = append(errs, field.Duplicate(p.Index(i), a))
 		}
 		seen[a] = true
+	}
+	return append(errs, validateNodeResources(n)...)
+}
+
+// validateNodeResources checks what a node says that it has.
+func validateNodeResources(n *corev1.Node) field.ErrorList {
+	var errs field.ErrorList
+	status := field.NewPath("status")
+	for _, list := range []struct {
+		name  string
+		items corev1.ResourceList
+	}{{"capacity", n.Status.Capacity}, {"allocatable", n.Status.Allocatable}} {
+		for _, name := range slices.Sorted(maps.Keys(list.items)) {
+			if q := list.items[name]; q.Sign() < 0 {
+				errs = append(errs, field.Invalid(status.Child(list.name, string(name)), q.String(), "must be greater than or equal to 0"))
+			}
+		}
 	}
 	return errs
 }

@@ -33,7 +33,13 @@ func podKind() Kind {
 			// subresource.
 			pod.Spec.EphemeralContainers = old.Spec.EphemeralContainers
 		}),
-		Validate:       validates(validatePod),
+		Validate: validates(validatePod),
+		ValidateCreate: validates(func(pod *corev1.Pod) field.ErrorList {
+			if len(pod.Spec.EphemeralContainers) == 0 {
+				return nil
+			}
+			return field.ErrorList{field.Forbidden(field.NewPath("spec", "ephemeralContainers"), "cannot be set on create")}
+		}),
 		ValidateUpdate: validatesUpdate(validatePodUpdate),
 		Warnings:       warns(podWarnings),
 		Status: &StatusStrategy{
@@ -80,7 +86,6 @@ func podFields(p *corev1.Pod) fields.Set {
 
 func preparePod(_ context.Context, pod *corev1.Pod) {
 	pod.Status = corev1.PodStatus{Phase: corev1.PodPending, QOSClass: podQOS(pod)}
-	pod.Spec.EphemeralContainers = nil
 	if len(pod.Spec.SchedulingGates) > 0 {
 		pod.Status.Conditions = []corev1.PodCondition{{
 			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonSchedulingGated,

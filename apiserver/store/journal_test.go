@@ -53,12 +53,9 @@ func TestPowerCut(t *testing.T) {
 		r := rand.New(rand.NewSource(seed))
 		cut := filepath.Join(t.TempDir(), "store.db")
 		writeFile(t, cut, afterCut(r, synced, written))
-		if !holds(t, cut, names) {
+		if _, err := checkFile(readFile(t, cut)); err != nil {
 			damaged++
 		}
-		// That look may have changed the file.
-		r = rand.New(rand.NewSource(seed))
-		writeFile(t, cut, afterCut(r, synced, written))
 		writeFile(t, journalPath(cut), journal)
 		again := openAt(t, cut, Options{})
 		mustHold(t, pods(again), names)
@@ -95,19 +92,6 @@ func afterCut(r *rand.Rand, synced, written []byte) []byte {
 		}
 	}
 	return out
-}
-
-// holds tells whether a file without its journal has these pods.
-func holds(t *testing.T, path string, names []string) bool {
-	t.Helper()
-	db, err := Open(path, Options{NoFsync: true})
-	if err != nil {
-		t.Log(err)
-		return false
-	}
-	defer func() { _ = db.Close() }() // a damaged file may say no
-	got, err := list(pods(db), "")
-	return err == nil && fmt.Sprint(got) == fmt.Sprint(names)
 }
 
 func readFile(tb testing.TB, path string) []byte {

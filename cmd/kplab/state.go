@@ -65,7 +65,7 @@ keeps the state. Exit code 1 when something is wrong.`,
 
 func printStateReport(w io.Writer, r *cluster.StateReport) {
 	fmt.Fprintf(w, "file       %s (%s, of which %s are free)\n", r.File, mebibytes(r.Size), mebibytes(r.Free))
-	fmt.Fprintf(w, "revision   %d (watches can go on from %d)\n", r.Revision, r.Since)
+	fmt.Fprintf(w, "revision   %d (its log goes back to %d)\n", r.Revision, r.Since)
 	fmt.Fprintf(w, "objects    %d of %s\n", r.Objects, count(len(r.Kinds), "kind"))
 	fmt.Fprintf(w, "given out  %s, %s\n", count(r.ClusterIPs, "cluster IP"), count(r.NodePorts, "node port"))
 	for _, p := range r.Problems {

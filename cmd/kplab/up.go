@@ -101,7 +101,7 @@ func (o *upOptions) settings(cmd *cobra.Command, g *globals) (cluster.Config, er
 	if cfg.Name == "" || cmd.Flags().Changed("name") || os.Getenv("KPLAB_LAB") != "" {
 		cfg.Name = g.name
 	}
-	if o.nodes < 0 || (o.nodes > 0 && len(cfg.Nodes) > 0) {
+	if asked := cmd.Flags().Changed("nodes"); asked && (o.nodes <= 0 || len(cfg.Nodes) > 0) {
 		return cfg, usageError{fmt.Errorf("--nodes %d: want a positive number, and not together with nodes in the settings file", o.nodes)}
 	}
 	if o.proxyMode != "" {

@@ -58,7 +58,7 @@ func (k *Kubelet) ensureImage(p *pod, o *corev1.Pod, spec *corev1.Container, c *
 		k.containerEvent(o, spec.Name, corev1.EventTypeWarning, "InspectFailed", "%s", why)
 		return &waitError{reason: "InvalidImageName", message: why, retry: crashBackoff}
 	}
-	if _, known := workload.Lookup(spec.Image); known || len(spec.Command) > 0 {
+	if _, known := workload.Lookup(spec.Image); (known || len(spec.Command) > 0) && !workload.MissingTag(spec.Image) {
 		return nil
 	}
 	if spec.ImagePullPolicy == corev1.PullNever {
@@ -78,6 +78,9 @@ func (k *Kubelet) missingImage(p *pod, o *corev1.Pod, spec *corev1.Container, c 
 	retry := backoffAfter(pulls, crashBackoff, maxBackoff)
 	why := fmt.Sprintf("kplab has no image %q and pulls none; there are %s, and any image works for a container with a command",
 		spec.Image, strings.Join(workload.Images(), ", "))
+	if workload.MissingTag(spec.Image) {
+		why = fmt.Sprintf("manifest for %s not found: kplab takes a version with a number above 99 for one that was never released", spec.Image)
+	}
 	if pulls > 1 {
 		k.containerEvent(o, c.name, corev1.EventTypeNormal, "BackOff", "Back-off pulling image %q", spec.Image)
 		return &waitError{reason: "ImagePullBackOff", message: fmt.Sprintf("Back-off pulling image %q: ErrImagePull: %s", spec.Image, why), retry: retry}

@@ -15,7 +15,7 @@ func images() []Image {
 		{Names: []string{"coredns"}, Process: true, Self: "coredns"},
 		{Names: []string{"httpd"}, New: newHttpd, Content: httpdContent, Programs: []string{"httpd", "httpd-foreground"}},
 		{Names: []string{"mariadb", "mysql"}, New: newMysql, Programs: []string{"mariadbd", "mysqld"}},
-		{Names: []string{"nginx"}, New: newNginx, Content: nginxContent, Programs: []string{"nginx"}},
+		{Names: []string{"nginx", "nginx-slim"}, New: newNginx, Content: nginxContent, Programs: []string{"nginx"}},
 		{Names: []string{"pause"}, New: newPause},
 		{Names: []string{"redis"}, New: newRedis, Programs: []string{"redis-server"}},
 		{Names: []string{"udp-echo"}, New: newUDPEcho},

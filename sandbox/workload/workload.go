@@ -166,6 +166,19 @@ func repository(image string) string {
 	return name
 }
 
+// MissingTag tells whether an image has a tag that no registry would have: a version of
+// which a part has more than two digits, as in nginx:1.161. Everything else is taken for
+// a release that was pulled before. So a slip of the pen can be seen to fail, as the
+// tutorials on rollouts have it.
+func MissingTag(image string) bool {
+	name, _, _ := strings.Cut(image, "@")
+	_, tag, _ := strings.Cut(name[strings.LastIndexByte(name, '/')+1:], ":")
+	return missing.MatchString(tag)
+}
+
+// missing is a version with a part of three digits or more; a date, with eight, is none.
+var missing = regexp.MustCompile(`^v?(\d{1,2}\.)*\d{3,7}(\.\d+)*(-|$)`)
+
 // release is a tag that is a full version.
 var release = regexp.MustCompile(`^v?(\d+\.\d+\.\d+)`)
 

@@ -175,6 +175,18 @@ func TestLookup(t *testing.T) {
 
 // Arguments may name another program than the image's server, which then is a real
 // process.
+func TestMissingTag(t *testing.T) {
+	for image, want := range map[string]bool{
+		"nginx": false, "nginx:latest": false, "nginx:1.27.5": false, "nginx:1.161": true, "nginx:1.161-alpine": true, "nginx:999": true,
+		"ubuntu:22.04": false, "debian:bookworm-20240513": false, "ubuntu:20240605": false, "mysql:8.0.36": false, "redis:7": false,
+		"localhost:5000/nginx": false, "localhost:5000/nginx:1.100.0": true, "busybox:v1.28": false, "nginx:1.27@sha256:0123": false,
+	} {
+		if got := workload.MissingTag(image); got != want {
+			t.Errorf("%s: %t", image, got)
+		}
+	}
+}
+
 func TestArgumentsThatNameAProgram(t *testing.T) {
 	for _, c := range []struct {
 		image string
