@@ -167,9 +167,15 @@ func printNext(cmd *cobra.Command, name string) {
 	if name != cluster.DefaultName {
 		kplab += " --name " + name
 	}
-	where := "outside"
+	where, look := "outside", "ip route"
 	if cfg, err := cluster.KeptConfig(name); err == nil {
 		where = cfg.APINode().Name
+		switch cfg.ProxyOf(cfg.APINode()).Mode {
+		case "iptables":
+			look = "iptables-save -t nat"
+		case "nftables":
+			look = "nft list ruleset"
+		}
 	}
 	sudo := ""
 	if os.Getenv("SUDO_UID") != "" {
@@ -179,7 +185,7 @@ func printNext(cmd *cobra.Command, name string) {
 lab %[1]q is up. next:
   %[2]s kubectl get nodes -o wide
   export KUBECONFIG=$(%[2]s kubeconfig)        # for your own kubectl
-  %[3]s%[2]s exec %[4]s -- iptables-save -t nat
+  %[3]s%[2]s exec %[4]s -- %[5]s
   %[3]s%[2]s down
-`, name, kplab, sudo, where)
+`, name, kplab, sudo, where, look)
 }

@@ -23,6 +23,10 @@ var suites = []suite{
 	{pkg: "./apiserver", pattern: "BenchmarkMemory$", times: "1x"},
 	{pkg: "./proxy/iptables", pattern: "FullApply$/^10000$", times: "1x", env: []string{"KPLAB_LONG=1"}},
 	{pkg: "./proxy/iptables", pattern: "OneChange$/^10000$", times: "10x", env: []string{"KPLAB_LONG=1"}},
+	{pkg: "./proxy/nftables", pattern: "FullApply$/^compact$/^10000$", times: "5x", env: []string{"KPLAB_LONG=1"}},
+	{pkg: "./proxy/nftables", pattern: "FullApply$/^upstream$/^10000$", times: "1x", env: []string{"KPLAB_LONG=1"}},
+	{pkg: "./proxy/nftables", pattern: "OneChange$/^(upstream|compact)$/^10000$", times: "60x", env: []string{"KPLAB_LONG=1"}},
+	{pkg: "./proxy/proxytest", pattern: "Path$/nftables/^10000$", times: "12x"},
 	{pkg: "./internal/tools/bench", pattern: "BenchmarkUp$", times: "5x"},
 	{pkg: "./internal/tools/bench", pattern: "Benchmark(Idle|FirstPacket|Pods|Down)$", times: "1x"},
 }
@@ -118,5 +122,29 @@ var rows = []row{
 	{
 		"iptables, 10,000 Services × 5: one endpoint", "OneChange/10000", figure{"ratio", "× --noflush"}, below(1.5),
 		[]figure{{"ms/change", "ms"}, {"ms/plain", "ms plain"}},
+	},
+	{
+		"nftables compact, 10,000 Services × 5: full sync", "FullApply/compact/10000", figure{"s/apply", "s"}, below(0.5),
+		[]figure{{"cpu-s/apply", "s CPU"}, {"ratio", "× nft -f"}},
+	},
+	{
+		"nftables upstream, 10,000 Services × 5: full sync", "FullApply/upstream/10000", figure{"s/apply", "s"}, bar{},
+		[]figure{{"cpu-s/apply", "s CPU"}},
+	},
+	{
+		"nftables compact, 10,000 Services × 5: one endpoint, p50", "OneChange/compact/10000", figure{"ms/p50", "ms"}, below(5),
+		[]figure{{"ms/p90", "ms p90"}, {"cpu-ms", "ms CPU"}},
+	},
+	{
+		"nftables upstream, 10,000 Services × 5: one endpoint, p50", "OneChange/upstream/10000", figure{"ms/p50", "ms"}, bar{},
+		[]figure{{"ms/p90", "ms p90"}, {"cpu-ms", "ms CPU"}},
+	},
+	{
+		"nftables compact, 10,000 Services: connection through a Service", "Path/nftables-compact/10000", figure{"ratio", "× to the pod"}, below(1.2),
+		[]figure{{"us/service", "µs"}, {"us/direct", "µs to the pod"}},
+	},
+	{
+		"nftables upstream, 10,000 Services: connection through a Service", "Path/nftables-upstream/10000", figure{"ratio", "× to the pod"}, below(1.2),
+		[]figure{{"us/service", "µs"}, {"us/direct", "µs to the pod"}},
 	},
 }
