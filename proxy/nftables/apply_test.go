@@ -81,6 +81,7 @@ func generation(tb testing.TB, ns *netns.NS) uint32 {
 // the contents of every map.
 func TestChurn(t *testing.T) {
 	layouts(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
+		t.Helper()
 		c := proxytest.NewChurner(7)
 		m := mode()
 		apply(t, m, c.Decider.Decide(proxytest.SyntheticFacts()))
@@ -112,6 +113,7 @@ func TestChurn(t *testing.T) {
 // writes nothing, so that clients keep their affinity.
 func TestRestartTouchesNothing(t *testing.T) {
 	layouts(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
+		t.Helper()
 		for _, s := range []*proxy.Snapshot{goldenSnapshot(t), dualSnapshot()} {
 			apply(t, mode(), s)
 			before := generation(t, ns)
@@ -127,6 +129,7 @@ func TestRestartTouchesNothing(t *testing.T) {
 // unprivileged one does: several transactions with the same end.
 func TestSmallBatches(t *testing.T) {
 	layouts(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
+		t.Helper()
 		m := mode()
 		m.opts.MaxBatch = 380 << 10
 		d := proxytest.SyntheticDecider(2000, 5)
@@ -151,6 +154,7 @@ func TestSmallBatches(t *testing.T) {
 func TestHeal(t *testing.T) {
 	nettest.Need(t, "nft")
 	layouts(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
+		t.Helper()
 		m := mode()
 		s := goldenSnapshot(t)
 		apply(t, m, s)
@@ -204,6 +208,7 @@ func TestHeal(t *testing.T) {
 func TestAffinitySurvives(t *testing.T) {
 	nettest.Need(t, "nft")
 	layouts(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
+		t.Helper()
 		svcs, eps := proxytest.Synthetic(1, 2)
 		svcs[0].Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		decide := func() *proxy.Snapshot { return proxy.Decide(proxytest.SyntheticFacts(), svcs, eps) }
@@ -237,6 +242,7 @@ func TestAffinitySurvives(t *testing.T) {
 func TestCleanup(t *testing.T) {
 	nettest.Need(t, "nft")
 	layouts(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
+		t.Helper()
 		run(t, ns, "table ip mine { chain kube-proxy { type nat hook prerouting priority -100 ; counter\n}\n}\ntable inet kube-proxy { set services { type ipv4_addr\n}\n}\n", "-f", "-")
 		before := run(t, ns, "", "list", "ruleset")
 		m := mode()
@@ -298,6 +304,7 @@ func TestTwoFamilies(t *testing.T) {
 	nettest.Need(t, "nft")
 	nettest.Need(t, "ipv6")
 	layouts(t, func(t *testing.T, ns *netns.NS, mode func() *Mode) {
+		t.Helper()
 		m := mode()
 		p := apply(t, m, dualSnapshot())
 		other := nettest.NewNS(t)

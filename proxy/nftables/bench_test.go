@@ -49,6 +49,7 @@ func cpu(b *testing.B) time.Duration {
 // BenchmarkRender renders everything anew, as after a start.
 func BenchmarkRender(b *testing.B) {
 	each(b, func(b *testing.B, l Layout, n int) {
+		b.Helper()
 		s := proxytest.SyntheticDecider(n, 5).Decide(proxytest.SyntheticFacts())
 		b.ReportAllocs()
 		for b.Loop() {
@@ -66,6 +67,7 @@ func BenchmarkFullApply(b *testing.B) {
 	nettest.NeedRoot(b)
 	nettest.Need(b, "nft")
 	each(b, func(b *testing.B, l Layout, n int) {
+		b.Helper()
 		s := proxytest.SyntheticDecider(n, 5).Decide(proxytest.SyntheticFacts())
 		var ours, plain, worked time.Duration
 		compare := n <= 1000 || l == LayoutCompact || os.Getenv("KPLAB_PLAIN") != ""
@@ -101,6 +103,7 @@ func BenchmarkFullApply(b *testing.B) {
 func BenchmarkOneChange(b *testing.B) {
 	nettest.NeedRoot(b)
 	each(b, func(b *testing.B, l Layout, n int) {
+		b.Helper()
 		d := proxytest.SyntheticDecider(n, 5)
 		m := New(Options{NetNS: nettest.NewNS(b), Layout: l})
 		apply(b, m, d.Decide(proxytest.SyntheticFacts()))
@@ -129,6 +132,7 @@ func BenchmarkOneChange(b *testing.B) {
 func BenchmarkOneService(b *testing.B) {
 	nettest.NeedRoot(b)
 	each(b, func(b *testing.B, l Layout, n int) {
+		b.Helper()
 		d := proxytest.SyntheticDecider(n, 5)
 		m := New(Options{NetNS: nettest.NewNS(b), Layout: l})
 		svcs, eps := proxytest.Synthetic(n+1, 5)
@@ -157,6 +161,7 @@ func BenchmarkOneService(b *testing.B) {
 func BenchmarkIntact(b *testing.B) {
 	nettest.NeedRoot(b)
 	each(b, func(b *testing.B, l Layout, n int) {
+		b.Helper()
 		ns := nettest.NewNS(b)
 		m := New(Options{NetNS: ns, Layout: l})
 		b.Cleanup(m.Close)

@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -326,7 +327,7 @@ func (st *state) readBack(conn *nfnl.Conn, c *change) error {
 	return nil
 }
 
-func isGone(err error) bool { return err == unix.ENOENT }
+func isGone(err error) bool { return errors.Is(err, unix.ENOENT) }
 
 // get asks for single elements.
 func get(conn *nfnl.Conn, c *container, keys []element, fn func(element)) error {

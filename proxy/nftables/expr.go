@@ -86,7 +86,7 @@ func data(b []byte, typ uint16, value []byte) []byte {
 	return nfnl.EndNest(nfnl.Bytes(b, unix.NFTA_DATA_VALUE, value), start)
 }
 
-func verdictData(b []byte, typ uint16, code int32, chain string) []byte {
+func verdictData(b []byte, typ uint16, code int32, chain string) []byte { //nolint:unparam // two attributes with one number
 	b, start := nfnl.Nest(b, typ)
 	b, inner := nfnl.Nest(b, unix.NFTA_DATA_VERDICT)
 	b = nfnl.Uint32(b, unix.NFTA_VERDICT_CODE, uint32(code))

@@ -168,7 +168,7 @@ func TestLookup(t *testing.T) {
 	if b, _ := workload.Lookup("busybox"); !b.Process || b.New != nil || len(b.DefaultArgs) == 0 {
 		t.Error("busybox is no process")
 	}
-	if got := strings.Join(workload.Images(), " "); got != "agnhost alpine busybox debian httpd mariadb mysql netshoot nginx pause redis ubuntu udp-echo" {
+	if got := strings.Join(workload.Images(), " "); got != "agnhost alpine busybox coredns debian httpd mariadb mysql netshoot nginx nginx-slim pause redis ubuntu udp-echo" {
 		t.Errorf("images: %s", got)
 	}
 }
