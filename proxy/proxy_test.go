@@ -28,6 +28,33 @@ import (
 
 func TestMain(m *testing.M) { nettest.Main(m) }
 
+// callLog is the order of calls to several modes. It is safe for concurrent use.
+type callLog struct {
+	mu    sync.Mutex
+	calls []string
+}
+
+func (l *callLog) add(call string) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.calls = append(l.calls, call)
+}
+
+func (l *callLog) all() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.calls)
+}
+
+func (l *callLog) reset() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.calls = nil
+}
+
 // fakeMode records what is applied and fails when told.
 type fakeMode struct {
 	mu       sync.Mutex
@@ -36,7 +63,7 @@ type fakeMode struct {
 	gone     bool
 	resets   int
 	probe    error
-	log      *[]string
+	log      *callLog // nil records nothing
 	name     string // "fake" when empty
 	cleaned  int
 }
@@ -53,9 +80,7 @@ func (m *fakeMode) Cleanup(context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.cleaned++
-	if m.log != nil {
-		*m.log = append(*m.log, "clean "+m.Name())
-	}
+	m.log.add("clean " + m.Name())
 	return nil
 }
 func (m *fakeMode) Intact(context.Context) (bool, error) {
@@ -80,9 +105,7 @@ func (p fakeProgram) Apply(context.Context) error {
 		return errors.New("no such luck")
 	}
 	p.m.applied = append(p.m.applied, p.s)
-	if p.m.log != nil {
-		*p.m.log = append(*p.m.log, strings.TrimSpace("apply "+p.m.name))
-	}
+	p.m.log.add(strings.TrimSpace("apply " + p.m.name))
 	return nil
 }
 
@@ -101,8 +124,8 @@ func (f *fakeTable) Delete(_ context.Context, flows []UDPFlow) error {
 	f.mode.mu.Lock()
 	defer f.mode.mu.Unlock()
 	f.deleted = append(f.deleted, flows...)
-	if f.mode.log != nil && len(flows) > 0 {
-		*f.mode.log = append(*f.mode.log, "delete")
+	if len(flows) > 0 {
+		f.mode.log.add("delete")
 	}
 	return nil
 }
@@ -256,8 +279,8 @@ func TestProxyRefusesAModeThatCannotWork(t *testing.T) {
 
 // TestRulesBeforeEntries checks the order of rules and connection tracking.
 func TestRulesBeforeEntries(t *testing.T) {
-	var log []string
-	m := &fakeMode{log: &log}
+	log := &callLog{}
+	m := &fakeMode{log: log}
 	table := &fakeTable{mode: m, flows: []UDPFlow{{Dst: netip.MustParseAddrPort("10.96.0.50:80"), Peer: netip.MustParseAddrPort("10.244.9.9:8080")}}}
 	_, client := run(t, m, func(c *Config) { c.Conntrack = table })
 	svc := testService(func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP })
@@ -272,8 +295,9 @@ func TestRulesBeforeEntries(t *testing.T) {
 	nettest.Eventually(t, 5*time.Second, "the stale entry's end", func() error {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if i := slices.Index(log, "delete"); i < 1 || log[i-1] != "apply" {
-			return fmt.Errorf("log is %v", log)
+		calls := log.all()
+		if i := slices.Index(calls, "delete"); i < 1 || calls[i-1] != "apply" {
+			return fmt.Errorf("log is %v", calls)
 		}
 		return nil
 	})
@@ -412,14 +436,11 @@ func TestHealthServers(t *testing.T) {
 // TestSwitch changes the mode of a running proxy: the new rules first, then the old
 // ones go; a mode that cannot do it leaves everything as it was.
 func TestSwitch(t *testing.T) {
-	var log []string
-	old := &fakeMode{name: "old"}
+	log := &callLog{}
+	old := &fakeMode{name: "old", log: log}
 	p, _ := run(t, old, nil)
 	ctx := t.Context()
-	next := &fakeMode{name: "next", log: &log}
-	old.mu.Lock()
-	old.log = &log
-	old.mu.Unlock()
+	next := &fakeMode{name: "next", log: log}
 
 	broken := &fakeMode{name: "broken", failures: 1}
 	if err := p.Switch(ctx, broken, nil); err == nil || !strings.Contains(err.Error(), "no such luck") {
@@ -433,14 +454,12 @@ func TestSwitch(t *testing.T) {
 	}
 	nettest.Eventually(t, 5*time.Second, "the old mode again", func() error { return applied(p) })
 
-	old.mu.Lock()
-	log = nil
-	old.mu.Unlock()
+	log.reset()
 	if err := p.Switch(ctx, next, []string{"primary"}); err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"apply next", "clean old"}; len(log) < 2 || !slices.Equal(log[:2], want) {
-		t.Errorf("order is %v, want %v", log, want)
+	if want := []string{"apply next", "clean old"}; len(log.all()) < 2 || !slices.Equal(log.all()[:2], want) {
+		t.Errorf("order is %v, want %v", log.all(), want)
 	}
 	if st := p.Status(); st.Mode != "next" {
 		t.Errorf("mode is %s", st.Mode)
