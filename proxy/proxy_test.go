@@ -64,7 +64,7 @@ type fakeMode struct {
 	resets   int
 	probe    error
 	log      *callLog // nil records nothing
-	name     string // "fake" when empty
+	name     string   // "fake" when empty
 	cleaned  int
 }
 
