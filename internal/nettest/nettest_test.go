@@ -167,7 +167,13 @@ func TestVethCarriesPackets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d := time.Since(begin); d > 500*time.Millisecond {
+		limit := 500 * time.Millisecond
+		if addr[0] == '[' {
+			// A first neighbour solicitation may come before the other end has joined its
+			// group; the kernel sends the next one after a second.
+			limit = 3 * time.Second
+		}
+		if d := time.Since(begin); d > limit {
 			t.Errorf("first connection to %s took %v: the carrier was not looked at", addr, d)
 		}
 		if err := errors.Join(c.Close(), l.Close()); err != nil {
