@@ -126,6 +126,9 @@ func New(cfg Config) (s *Server, err error) {
 	if err := registry.CheckServiceRanges(serviceDeps(cfg)); err != nil {
 		return nil, err
 	}
+	if err := withoutSnapshots(); err != nil {
+		return nil, err
+	}
 	kinds := registry.Kinds()
 	for i := range kinds {
 		kinds[i].WatchCache = kinds[i].WatchCache && !cfg.noWatchCache

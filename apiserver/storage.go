@@ -4,16 +4,19 @@ package apiserver
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/registry/generic"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/cacher"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/kplab/kplab/apiserver/crd"
@@ -165,4 +168,17 @@ func (o restOptions) cached(config *storagebackend.ConfigForResource, prefix str
 			c.Stop()
 		})
 	}, nil
+}
+
+// withoutSnapshots has the watch caches keep no snapshots of the past. They serve exact
+// lists and later pages, for which our store needs no cache, and cost memory for each
+// change. The setting is one for the whole process; setting it again changes nothing.
+func withoutSnapshots() error {
+	if !utilfeature.DefaultFeatureGate.Enabled(features.ListFromCacheSnapshot) {
+		return nil
+	}
+	if err := utilfeature.DefaultMutableFeatureGate.Set(string(features.ListFromCacheSnapshot) + "=false"); err != nil {
+		return fmt.Errorf("turn off the snapshots of the watch caches: %w", err)
+	}
+	return nil
 }

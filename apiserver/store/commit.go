@@ -68,7 +68,9 @@ func (db *DB) commit(batch []*op) error {
 		err = db.afterSync(err)
 	}
 	if err == nil {
-		db.commits.Add(1)
+		if db.commits.Add(1)%releaseEvery == 0 {
+			db.release(t.size)
+		}
 		db.publish(t.events, t.state, t.tallies, t.expiry)
 		return nil
 	}

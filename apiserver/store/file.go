@@ -183,6 +183,26 @@ func lock(f *os.File, deadline time.Time) error {
 	}
 }
 
+// releaseEvery is how many commits pass between two calls of release.
+const releaseEvery = 256
+
+// release lets go of the pages of the mapping that were read so far; used is how much of
+// the file is in use. They stay in the kernel's page cache, from where the next read
+// takes them, but no longer count as memory of this process: without it a daemon that
+// has written much looks as large as its file.
+func (db *DB) release(used int64) {
+	start := db.bolt.Info().Data
+	if start == 0 || used <= 0 {
+		return
+	}
+	// The mapping is read only and shared: nothing in it can be lost. It is asked for
+	// by number, since Go's garbage collector does not know it.
+	_, _, errno := syscall.Syscall(syscall.SYS_MADVISE, start, uintptr(used), unix.MADV_DONTNEED)
+	if errno != 0 {
+		db.opts.Log.Debug("cannot let go of the pages of the file", "path", db.path, "err", errno)
+	}
+}
+
 // syncDir makes the name of a new file durable.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
