@@ -351,14 +351,18 @@ func (c *Config) validateNodes() (errs []error) {
 		default:
 			bad("nodes[%d].role %q: want %s or %s", i, node.Role, ControlPlane, Worker)
 		}
-		if !c.Networking.NodeSubnet.Contains(node.Address) {
+		if !node.Address.IsValid() {
+			bad("nodes[%d] (%s): nodeSubnet %s has no address left for it", i, node.Name, c.Networking.NodeSubnet)
+		} else if !c.Networking.NodeSubnet.Contains(node.Address) {
 			bad("nodes[%d] (%s): address %s is not in nodeSubnet %s; a network of this size has too few addresses, or give each node its own", i, node.Name, node.Address, c.Networking.NodeSubnet)
 		} else if other, taken := addrs[node.Address]; taken {
 			bad("nodes[%d] (%s): address %s is already that of %s", i, node.Name, node.Address, other)
 		}
 		addrs[node.Address] = node.Name
 		switch {
-		case !node.PodCIDR.IsValid() || !c.Networking.PodSubnet.Overlaps(node.PodCIDR) || node.PodCIDR.Bits() < c.Networking.PodSubnet.Bits():
+		case !node.PodCIDR.IsValid():
+			bad("nodes[%d] (%s): podSubnet %s has no /24 left for it", i, node.Name, c.Networking.PodSubnet)
+		case !c.Networking.PodSubnet.Overlaps(node.PodCIDR) || node.PodCIDR.Bits() < c.Networking.PodSubnet.Bits():
 			bad("nodes[%d] (%s): podCIDR %s is not inside podSubnet %s", i, node.Name, node.PodCIDR, c.Networking.PodSubnet)
 		case node.PodCIDR != node.PodCIDR.Masked():
 			bad("nodes[%d] (%s): podCIDR %s is not a network address, did you mean %s?", i, node.Name, node.PodCIDR, node.PodCIDR.Masked())
@@ -381,6 +385,11 @@ func (c *Config) validateNodes() (errs []error) {
 	}
 	if controlPlane != 1 {
 		bad("nodes: want exactly one node with role %s, found %d", ControlPlane, controlPlane)
+	}
+	// One cause may hit every node.
+	const most = 8
+	if more := len(errs) - most; more > 0 {
+		errs = append(errs[:most], fmt.Errorf("nodes: and %d more faults", more))
 	}
 	return errs
 }

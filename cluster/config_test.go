@@ -179,3 +179,25 @@ func TestAuditSettings(t *testing.T) {
 		t.Error("the check has made the log")
 	}
 }
+
+// TestTooManyNodes are refused in a few lines, which name what there is too little of.
+func TestTooManyNodes(t *testing.T) {
+	c := Config{}
+	c.SetDefaults(1000)
+	err := c.Validate()
+	if err == nil {
+		t.Fatal("1,000 nodes fit a /24")
+	}
+	text := err.Error()
+	if n := strings.Count(text, "\n"); n > 10 {
+		t.Errorf("%d lines:\n%s", n, text)
+	}
+	for _, want := range []string{"nodes[69]", "nodeSubnet 10.0.0.0/24 has no address left for it", "more faults"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, "invalid IP") || strings.Contains(text, "invalid Prefix") {
+		t.Errorf("zero values are shown:\n%s", text)
+	}
+}
