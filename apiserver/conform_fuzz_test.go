@@ -180,7 +180,7 @@ func FuzzListOptions(f *testing.F) {
 		w := wire{t, w.base, w.client}
 		path := fuzzPaths[int(where/2)%len(fuzzPaths)]
 		if strings.HasSuffix(path, "/eviction") || strings.HasSuffix(path, "reviews") {
-			t.Skip("a path that nobody lists")
+			return // a path that nobody lists
 		}
 		headers := []string{"Accept", "application/json"}
 		if where%2 == 1 {
@@ -188,7 +188,7 @@ func FuzzListOptions(f *testing.F) {
 		}
 		// Only a query that a client can send: net/http refuses the rest itself.
 		if _, err := url.Parse("http://x/?" + query); err != nil || strings.ContainsAny(query, " #\r\n\t") {
-			t.Skip("not a query")
+			return // not a query
 		}
 		// A watch has no end of its own; one second is the shortest.
 		full := path + "?" + query

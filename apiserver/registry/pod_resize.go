@@ -7,38 +7,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/apiserver/pkg/registry/rest"
 )
 
-// resizeREST changes what the containers of a pod ask for and may use while it runs
+// resizeStrategy changes what the containers of a pod ask for and may use while it runs
 // (KEP-1287): kubectl patch --subresource=resize.
-type resizeREST struct{ store *Store }
-
-var _ rest.Patcher = resizeREST{}
-
-func newResizeREST(store *Store) resizeREST {
-	s := *store
-	if base, ok := store.UpdateStrategy.(strategy); ok {
-		s.UpdateStrategy = resizeStrategy{base}
-		s.ResetFieldsStrategy = nil
-	}
-	return resizeREST{&s}
-}
-
-func (r resizeREST) New() runtime.Object { return r.store.New() }
-func (resizeREST) Destroy()              {}
-
-func (r resizeREST) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
-	return r.store.Get(ctx, name, options)
-}
-
-func (r resizeREST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, create rest.ValidateObjectFunc, update rest.ValidateObjectUpdateFunc, _ bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
-	return r.store.Update(ctx, name, info, create, update, false, options)
-}
-
 type resizeStrategy struct{ strategy }
 
 func (s resizeStrategy) AllowCreateOnUpdate(context.Context) bool { return false }

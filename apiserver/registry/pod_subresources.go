@@ -29,13 +29,13 @@ func podSubresources(store *Store, deps Deps) map[string]rest.Storage {
 	return map[string]rest.Storage{
 		"binding":             bindingREST{store},
 		"eviction":            evictionREST{store, deps.Lookup},
-		"ephemeralcontainers": newEphemeralREST(store),
+		"ephemeralcontainers": newPodPartREST(store, func(s strategy) rest.RESTUpdateStrategy { return ephemeralStrategy{s} }),
 		"log":                 logREST{kubelet},
 		"exec":                execREST{kubelet},
 		"attach":              attachREST{kubelet},
 		"portforward":         portForwardREST{kubelet},
 		"proxy":               podProxy(store, deps),
-		"resize":              newResizeREST(store),
+		"resize":              newPodPartREST(store, func(s strategy) rest.RESTUpdateStrategy { return resizeStrategy{s} }),
 	}
 }
 
@@ -174,31 +174,38 @@ func withCondition(conditions []corev1.PodCondition, c corev1.PodCondition) []co
 	return append(out, c)
 }
 
-// ephemeralREST adds ephemeral containers, for kubectl debug.
-type ephemeralREST struct{ store *Store }
+// podPartREST changes one part of a pod that the pod's own updates leave alone; its
+// strategy says which.
+type podPartREST struct{ store *Store }
 
-var _ rest.Patcher = ephemeralREST{}
+var _ rest.Patcher = podPartREST{}
 
-func newEphemeralREST(store *Store) ephemeralREST {
+// newPodPartREST makes the storage of a part; with makes its strategy from the pods'.
+func newPodPartREST(store *Store, with func(strategy) rest.RESTUpdateStrategy) podPartREST {
 	s := *store
 	if base, ok := store.UpdateStrategy.(strategy); ok {
-		s.UpdateStrategy = ephemeralStrategy{base}
+		s.UpdateStrategy = with(base)
 		s.ResetFieldsStrategy = nil
 	}
-	return ephemeralREST{&s}
+	return podPartREST{&s}
 }
 
-func (r ephemeralREST) New() runtime.Object { return r.store.New() }
-func (ephemeralREST) Destroy()              {}
+func (r podPartREST) New() runtime.Object { return r.store.New() }
 
-func (r ephemeralREST) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
+// Destroy does nothing: the store belongs to the pods.
+func (podPartREST) Destroy() {}
+
+// Get implements rest.Getter.
+func (r podPartREST) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
 	return r.store.Get(ctx, name, options)
 }
 
-func (r ephemeralREST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, create rest.ValidateObjectFunc, update rest.ValidateObjectUpdateFunc, _ bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
+// Update implements rest.Updater. It never creates a pod.
+func (r podPartREST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, create rest.ValidateObjectFunc, update rest.ValidateObjectUpdateFunc, _ bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
 	return r.store.Update(ctx, name, info, create, update, false, options)
 }
 
+// ephemeralStrategy adds ephemeral containers, for kubectl debug.
 type ephemeralStrategy struct{ strategy }
 
 func (s ephemeralStrategy) AllowCreateOnUpdate(context.Context) bool { return false }
