@@ -6,7 +6,6 @@ import (
 	"context"
 
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/group"
 	"k8s.io/apiserver/pkg/authentication/request/anonymous"
@@ -46,16 +45,13 @@ func (s *Server) newAuth(clientCA dynamiccertificates.CAContentProvider, signer 
 	return a
 }
 
-// authenticatorFor tries the client certificate, then the bearer token, and
-// lets nobody but the four paths that say how the server is do without.
+// authenticatorFor tries the client certificate, then the bearer token. Who shows
+// neither is system:anonymous, whom the bootstrap roles let see how the server is, and
+// nothing else (403); a certificate or token that is wrong is refused at once (401).
 func authenticatorFor(clientCA dynamiccertificates.CAContentProvider, local *localTokens, signer *tokens) authenticator.Request {
 	known := group.NewAuthenticatedGroupAdder(authunion.New(
 		x509.NewDynamic(clientCA.VerifyOptions, x509.CommonNameUserConversion),
 		bearertoken.New(tokenunion.New(local, signer)),
 	))
-	var open []apiserver.AnonymousAuthCondition
-	for _, path := range []string{"/healthz", "/livez", "/readyz", "/version"} {
-		open = append(open, apiserver.AnonymousAuthCondition{Path: path})
-	}
-	return authunion.NewFailOnError(known, anonymous.NewAuthenticator(open))
+	return authunion.NewFailOnError(known, anonymous.NewAuthenticator(nil))
 }

@@ -41,17 +41,21 @@ func withToken(t *testing.T, s *testServer, token string) *kubernetes.Clientset 
 	return client
 }
 
-// TestAnonymous: four paths answer, everything else is 401 with a Status.
+// TestAnonymous: four paths answer, everything else is forbidden to system:anonymous,
+// and a token that is wrong is no way to be anonymous.
 func TestAnonymous(t *testing.T) {
 	s := startServer(t, "")
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(s.ServingAuthority())
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}}
 	defer transport.CloseIdleConnections()
-	get := func(path string) (int, string) {
+	get := func(path, token string) (int, string) {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+s.listener.Addr().String()+path, nil)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if token != "" {
+			req.Header.Set("Authorization", "Bearer "+token)
 		}
 		resp, err := transport.RoundTrip(req)
 		if err != nil {
@@ -65,21 +69,25 @@ func TestAnonymous(t *testing.T) {
 		return resp.StatusCode, string(body)
 	}
 	for _, path := range []string{"/healthz", "/livez", "/readyz", "/version"} {
-		if code, body := get(path); code != http.StatusOK {
+		if code, body := get(path, ""); code != http.StatusOK {
 			t.Errorf("%s: %d %s", path, code, body)
 		}
 	}
 	for _, path := range []string{"/api", "/apis", "/api/v1/pods", "/openapi/v3", "/metrics", "/"} {
-		code, body := get(path)
+		code, body := get(path, "")
 		var status metav1.Status
-		if err := json.Unmarshal([]byte(body), &status); err != nil || code != http.StatusUnauthorized || status.Kind != "Status" || status.Reason != metav1.StatusReasonUnauthorized {
+		if err := json.Unmarshal([]byte(body), &status); err != nil || code != http.StatusForbidden || status.Kind != "Status" || status.Reason != metav1.StatusReasonForbidden || !strings.Contains(status.Message, `User "system:anonymous" cannot`) {
 			t.Errorf("%s: %d %s", path, code, body)
 		}
+		code, body = get(path, "wrong")
+		if err := json.Unmarshal([]byte(body), &status); err != nil || code != http.StatusUnauthorized || status.Reason != metav1.StatusReasonUnauthorized {
+			t.Errorf("%s with a wrong token: %d %s", path, code, body)
+		}
 	}
-	if _, body := get("/version"); !strings.Contains(body, `"gitVersion": "v1.37.2+kplab.0.0.1-test"`) || !strings.Contains(body, `"minor": "37"`) {
+	if _, body := get("/version", ""); !strings.Contains(body, `"gitVersion": "v1.37.2+kplab.0.0.1-test"`) || !strings.Contains(body, `"minor": "37"`) {
 		t.Errorf("version: %s", body)
 	}
-	if _, body := get("/readyz?verbose"); !strings.Contains(body, "[+]ping ok") {
+	if _, body := get("/readyz?verbose", ""); !strings.Contains(body, "[+]ping ok") {
 		t.Errorf("readyz: %s", body)
 	}
 }
