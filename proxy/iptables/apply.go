@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/kplab/kplab/internal/xtables"
 	"github.com/kplab/kplab/proxy"
 )
 
@@ -80,17 +81,17 @@ func (m *Mode) write(ctx context.Context, r *ruleset, c *change) error {
 	if len(c.before) > 0 {
 		section("filter", func() { lines(c.before) })
 	}
-	legacy := m.tool.variant == VariantLegacy
+	legacy := m.tool.Variant == VariantLegacy
 	if len(c.written)+len(c.nat) > 0 || (legacy && len(c.stale) > 0) {
 		section("nat", func() {
 			for i := range c.written {
-				declare(&b, c.written[i].name)
+				xtables.Declare(&b, c.written[i].name)
 			}
 			if legacy {
 				// Emptied here and deleted below. The other variant would read
 				// every chain for this; it deletes over netlink afterwards.
 				for _, name := range c.stale {
-					declare(&b, name)
+					xtables.Declare(&b, name)
 				}
 			}
 			for i := range c.written {
@@ -108,7 +109,7 @@ func (m *Mode) write(ctx context.Context, r *ruleset, c *change) error {
 		section("filter", func() { lines(c.after) })
 	}
 	if b.Len() > 0 {
-		if err := m.tool.restore(ctx, r.family, b.String()); err != nil {
+		if err := m.tool.Restore(ctx, r.family, b.String()); err != nil {
 			return err
 		}
 	}
@@ -276,13 +277,13 @@ func (r *ruleset) hubRules(h hub) int {
 // countRules counts rules in the kernel for the chains asked for, or more with
 // the legacy tools, which know whole tables only.
 func (m *Mode) countRules(ctx context.Context, family corev1.IPFamily, table string, chains map[string]int) (map[string]int, error) {
-	if m.tool.variant == VariantLegacy {
-		saved, err := m.tool.save(ctx, family, table)
+	if m.tool.Variant == VariantLegacy {
+		saved, err := m.tool.Save(ctx, family, table)
 		if err != nil {
 			return nil, err
 		}
-		out := make(map[string]int, len(saved.rules))
-		for name, rules := range saved.rules {
+		out := make(map[string]int, len(saved.Rules))
+		for name, rules := range saved.Rules {
 			out[name] = len(rules)
 		}
 		return out, nil

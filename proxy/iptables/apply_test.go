@@ -4,7 +4,6 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"net/netip"
 	"strings"
 	"testing"
@@ -151,7 +150,7 @@ func TestSmallChange(t *testing.T) {
 			m := mode()
 			apply(t, m, d.Decide(proxytest.SyntheticFacts()))
 			seen := &recorder{Runner: inNode(ns)}
-			m.tool.exec = seen
+			m.tool.Exec = seen
 			changed := eps[3].DeepCopy()
 			changed.Endpoints = changed.Endpoints[1:]
 			d.SetSlice(changed)
@@ -394,33 +393,6 @@ func TestRequirements(t *testing.T) {
 	if err := (Requirement{Table: "nat", Rule: "-m addrtype --dst-type NOWHERE -j RETURN"}).Try(t.Context(), ns, VariantAuto); err == nil {
 		t.Error("a rule that no kernel takes was tried without an error")
 	}
-}
-
-// TestErrors checks what a person is told.
-func TestErrors(t *testing.T) {
-	t.Run("no tools", func(t *testing.T) {
-		missing := execx.NewFake(
-			execx.Step{Line: "iptables-nft-restore --version", Err: errors.New("executable file not found")},
-			execx.Step{Line: "iptables-restore --version", Stdout: "iptables-restore v1.8.9 (legacy)\n"},
-		)
-		_, err := findTool(t.Context(), missing, VariantNFT, "")
-		if !errors.Is(err, ErrNoTools) || !strings.Contains(err.Error(), "install the package iptables") {
-			t.Errorf("error is %v", err)
-		}
-	})
-	t.Run("offending line", func(t *testing.T) {
-		nettest.NeedRoot(t)
-		nettest.Need(t, "iptables")
-		nettest.LeakCheck(t)
-		tl, err := findTool(t.Context(), execx.In(nettest.NewNS(t)), VariantAuto, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = tl.restore(t.Context(), corev1.IPv4Protocol, "*nat\n:A - [0:0]\n-A A -j RETURN\n-A A -p tcp -m tcp --dport 99999999 -j RETURN\nCOMMIT\n")
-		if err == nil || !strings.Contains(err.Error(), `--dport 99999999 -j RETURN"`) {
-			t.Errorf("error is %v", err)
-		}
-	})
 }
 
 // unlocked runs the tools in a namespace without the lock file that the legacy

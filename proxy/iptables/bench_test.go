@@ -11,6 +11,7 @@ import (
 
 	"github.com/kplab/kplab/internal/execx"
 	"github.com/kplab/kplab/internal/nettest"
+	"github.com/kplab/kplab/internal/xtables"
 	"github.com/kplab/kplab/proxy/proxytest"
 )
 
@@ -102,7 +103,7 @@ func BenchmarkFullApply(b *testing.B) {
 // chunked is the text in the order that loads fastest: base, Services by the
 // hundred, shared chains and jumps.
 func chunked(r *ruleset) []string {
-	empty := parseSave("")
+	empty := xtables.Parse("")
 	m := New(Options{})
 	var out []string
 	var b strings.Builder
@@ -116,7 +117,7 @@ func chunked(r *ruleset) []string {
 		part := r.blocks[start:min(start+chunk, len(r.blocks))]
 		for _, bl := range part {
 			for i := range bl.chains {
-				declare(&b, bl.chains[i].name)
+				xtables.Declare(&b, bl.chains[i].name)
 			}
 		}
 		for _, bl := range part {
@@ -155,7 +156,7 @@ func BenchmarkOneChange(b *testing.B) {
 				next.Endpoints = next.Endpoints[:4+i%2]
 				d.SetSlice(next)
 				seen := &recorder{Runner: run}
-				m.tool.exec = seen
+				m.tool.Exec = seen
 				start := time.Now()
 				apply(b, m, d.Decide(proxytest.SyntheticFacts()))
 				ours += time.Since(start)

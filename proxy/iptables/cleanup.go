@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kplab/kplab/internal/xtables"
 )
 
 // Cleanup implements proxy.Mode. It works on what the kernel has, not on what
@@ -38,7 +40,7 @@ func (m *Mode) Cleanup(ctx context.Context) error {
 }
 
 func (m *Mode) cleanTable(ctx context.Context, family corev1.IPFamily, table string) error {
-	if m.tool.variant == VariantNFT {
+	if m.tool.Variant == VariantNFT {
 		// No process at all where there is nothing of ours.
 		names, err := m.chainUses(ctx, family, table)
 		if err != nil {
@@ -48,9 +50,9 @@ func (m *Mode) cleanTable(ctx context.Context, family corev1.IPFamily, table str
 			return nil
 		}
 	}
-	saved, err := m.tool.save(ctx, family, table)
+	saved, err := m.tool.Save(ctx, family, table)
 	if err != nil {
-		if m.tool.variant == VariantLegacy && family == corev1.IPv6Protocol {
+		if m.tool.Variant == VariantLegacy && family == corev1.IPv6Protocol {
 			return nil // no IPv6 in this kernel, so no rules either
 		}
 		return err
@@ -58,15 +60,15 @@ func (m *Mode) cleanTable(ctx context.Context, family corev1.IPFamily, table str
 	var jumps strings.Builder
 	var own []string
 	foreign := map[string]string{}
-	for _, name := range saved.names {
+	for _, name := range saved.Names {
 		if isOwnChain(table, name) {
 			own = append(own, name)
 			continue
 		}
-		for _, l := range saved.rules[name] {
-			switch to := target(l); {
+		for _, l := range saved.Rules[name] {
+			switch to := xtables.Target(l); {
 			case !isOwnChain(table, to):
-			case saved.builtin[name]:
+			case saved.Builtin[name]:
 				jumps.WriteString("-D " + strings.TrimPrefix(l, "-A ") + "\n")
 			default:
 				foreign[to] = l
@@ -79,22 +81,22 @@ func (m *Mode) cleanTable(ctx context.Context, family corev1.IPFamily, table str
 	var declared, deleted strings.Builder
 	var remove []string
 	for _, name := range own {
-		if _, used := foreign[name]; used || m.tool.variant == VariantLegacy {
-			declare(&declared, name)
+		if _, used := foreign[name]; used || m.tool.Variant == VariantLegacy {
+			xtables.Declare(&declared, name)
 		}
 		if _, used := foreign[name]; !used {
 			remove = append(remove, name)
-			if m.tool.variant == VariantLegacy {
+			if m.tool.Variant == VariantLegacy {
 				deleted.WriteString("-X " + name + "\n")
 			}
 		}
 	}
 	if text := declared.String() + jumps.String() + deleted.String(); text != "" {
-		if err := m.tool.restore(ctx, family, "*"+table+"\n"+text+"COMMIT\n"); err != nil {
+		if err := m.tool.Restore(ctx, family, "*"+table+"\n"+text+"COMMIT\n"); err != nil {
 			return err
 		}
 	}
-	if m.tool.variant == VariantNFT {
+	if m.tool.Variant == VariantNFT {
 		k, err := dialNFNL(m.opts.NetNS)
 		if err != nil {
 			return err

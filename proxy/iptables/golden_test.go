@@ -17,6 +17,7 @@ import (
 
 	"github.com/kplab/kplab/internal/execx"
 	"github.com/kplab/kplab/internal/nettest"
+	"github.com/kplab/kplab/internal/xtables"
 	"github.com/kplab/kplab/proxy"
 )
 
@@ -83,7 +84,7 @@ func canonical(text string, nfacct bool) []string {
 	var out []string
 	table, seen := "", map[string]int{}
 	for l := range strings.Lines(text) {
-		l = squeeze(strings.TrimRight(l, "\n"))
+		l = xtables.Squeeze(strings.TrimRight(l, "\n"))
 		switch {
 		case strings.HasPrefix(l, "*"):
 			table = l[1:]

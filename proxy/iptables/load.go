@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/kplab/kplab/internal/xtables"
 )
 
 // load makes the kernel equal to the ruleset whatever it holds now. An empty
@@ -52,15 +54,15 @@ func (m *Mode) restoreIfAny(ctx context.Context, r *ruleset, b *strings.Builder)
 	}
 	text := b.String()
 	b.Reset()
-	return m.tool.restore(ctx, r.family, text)
+	return m.tool.Restore(ctx, r.family, text)
 }
 
 // existing reads the tables; a table without any chain of ours is not worth the
 // tool's time and comes back with what few rules are in its built-in chains.
-func (m *Mode) existing(ctx context.Context, family corev1.IPFamily) (map[string]*savedTable, error) {
-	out := map[string]*savedTable{}
+func (m *Mode) existing(ctx context.Context, family corev1.IPFamily) (map[string]*xtables.Saved, error) {
+	out := map[string]*xtables.Saved{}
 	var names map[string]map[string]int
-	if m.tool.variant == VariantNFT {
+	if m.tool.Variant == VariantNFT {
 		var err error
 		if names, err = m.chainUses(ctx, family, tables[:]...); err != nil {
 			return nil, err
@@ -69,10 +71,10 @@ func (m *Mode) existing(ctx context.Context, family corev1.IPFamily) (map[string
 	for _, table := range tables {
 		if names != nil && !ownsAny(table, names[table]) {
 			// No chain of ours, so no jump to one either.
-			out[table] = parseSave("")
+			out[table] = xtables.Parse("")
 			continue
 		}
-		saved, err := m.tool.save(ctx, family, table)
+		saved, err := m.tool.Save(ctx, family, table)
 		if err != nil {
 			return nil, err
 		}
@@ -92,22 +94,22 @@ func ownsAny(table string, names map[string]int) bool {
 
 // base writes the chains that do not depend on Services, and makes the shared
 // ones where they are missing, so that everything later can jump to them.
-func (m *Mode) base(b *strings.Builder, r *ruleset, table string, have *savedTable) {
+func (m *Mode) base(b *strings.Builder, r *ruleset, table string, have *xtables.Saved) {
 	var declared, rules strings.Builder
 	for _, c := range r.fixed(table) {
-		if have.has(c.name) && sameRules(c.text, have.rules[c.name]) {
+		if have.Has(c.name) && sameRules(c.text, have.Rules[c.name]) {
 			continue
 		}
-		declare(&declared, c.name)
+		xtables.Declare(&declared, c.name)
 		rules.WriteString(c.text)
 	}
 	for _, h := range hubsOf(table) {
-		if !have.has(h.chain()) {
-			declare(&declared, h.chain())
+		if !have.Has(h.chain()) {
+			xtables.Declare(&declared, h.chain())
 		}
 	}
-	if table == "filter" && r.v6() && have.has(chainFirewall) {
-		declare(&declared, chainFirewall)
+	if table == "filter" && r.v6() && have.Has(chainFirewall) {
+		xtables.Declare(&declared, chainFirewall)
 	}
 	if declared.Len() > 0 {
 		b.WriteString("*" + table + "\n" + declared.String() + rules.String() + "COMMIT\n")
@@ -129,10 +131,10 @@ func sameRules(text string, saved []string) bool {
 // loadServices writes the chains of Services that differ, and returns the names
 // of all that are wanted. Few are added to b, to share one process with the rest;
 // many go in chunks, after what is in b already.
-func (m *Mode) loadServices(ctx context.Context, r *ruleset, have *savedTable, b *strings.Builder) (map[string]bool, error) {
-	wanted := make(map[string]bool, len(have.names))
+func (m *Mode) loadServices(ctx context.Context, r *ruleset, have *xtables.Saved, b *strings.Builder) (map[string]bool, error) {
+	wanted := make(map[string]bool, len(have.Names))
 	size := chunk
-	if m.tool.variant == VariantLegacy {
+	if m.tool.Variant == VariantLegacy {
 		size = len(r.blocks) + 1 // each process replaces the whole table
 	}
 	few := len(r.blocks) <= size
@@ -142,10 +144,10 @@ func (m *Mode) loadServices(ctx context.Context, r *ruleset, have *savedTable, b
 			for i := range bl.chains {
 				c := &bl.chains[i]
 				wanted[c.name] = true
-				if have.has(c.name) && sameRules(c.text, have.rules[c.name]) {
+				if have.Has(c.name) && sameRules(c.text, have.Rules[c.name]) {
 					continue
 				}
-				declare(&declared, c.name)
+				xtables.Declare(&declared, c.name)
 				rules.WriteString(c.text)
 			}
 		}
@@ -163,14 +165,14 @@ func (m *Mode) loadServices(ctx context.Context, r *ruleset, have *savedTable, b
 }
 
 // shared writes the hubs and the jumps of a table where they differ.
-func (m *Mode) shared(b *strings.Builder, r *ruleset, table string, have *savedTable) {
+func (m *Mode) shared(b *strings.Builder, r *ruleset, table string, have *xtables.Saved) {
 	var declared, rules strings.Builder
 	for _, h := range hubsOf(table) {
 		text := r.hubText(h)
-		if sameHub(text, have.rules[h.chain()]) {
+		if sameHub(text, have.Rules[h.chain()]) {
 			continue
 		}
-		declare(&declared, h.chain())
+		xtables.Declare(&declared, h.chain())
 		rules.WriteString(text)
 	}
 	moveJumps(&rules, r.jumps(table), have)
@@ -197,7 +199,7 @@ func sameHub(text string, saved []string) bool {
 // moveJumps makes the jumps stand at the head of their built-in chains, in
 // order. Those that do are left alone; otherwise ours are taken out, every one
 // that leads to a chain of ours, and put in again. Nothing else moves.
-func moveJumps(b *strings.Builder, want []jump, have *savedTable) {
+func moveJumps(b *strings.Builder, want []jump, have *xtables.Saved) {
 	byChain := map[string][]string{}
 	var order []string
 	for _, j := range want {
@@ -208,7 +210,7 @@ func moveJumps(b *strings.Builder, want []jump, have *savedTable) {
 	}
 	for _, name := range order {
 		var ours []string
-		for _, l := range have.rules[name] {
+		for _, l := range have.Rules[name] {
 			if isJump(want, l) {
 				ours = append(ours, l)
 			}
@@ -228,14 +230,14 @@ func moveJumps(b *strings.Builder, want []jump, have *savedTable) {
 // isJump says whether a saved rule leads to one of the chains that the wanted
 // jumps lead to.
 func isJump(want []jump, l string) bool {
-	to := target(l)
-	return to != "" && slices.ContainsFunc(want, func(j jump) bool { return target(j.rule) == to || strings.HasSuffix(j.rule, "-j "+to) })
+	to := xtables.Target(l)
+	return to != "" && slices.ContainsFunc(want, func(j jump) bool { return xtables.Target(j.rule) == to || strings.HasSuffix(j.rule, "-j "+to) })
 }
 
 // removeStale deletes chains of Services and endpoints that are not wanted.
-func (m *Mode) removeStale(ctx context.Context, r *ruleset, have *savedTable, wanted map[string]bool) error {
+func (m *Mode) removeStale(ctx context.Context, r *ruleset, have *xtables.Saved, wanted map[string]bool) error {
 	c := &change{}
-	for _, name := range have.names {
+	for _, name := range have.Names {
 		if isServiceChain(name) && !wanted[name] {
 			c.stale = append(c.stale, name)
 		}
@@ -344,7 +346,7 @@ type tally struct{ rules, jumps int }
 func (r *ruleset) expect(table string, fn func(name string, t tally)) {
 	jumps := map[string]int{}
 	for _, j := range r.jumps(table) {
-		jumps[target(" "+j.rule)]++
+		jumps[xtables.Target(" "+j.rule)]++
 	}
 	if table == "nat" {
 		jumps[chainNodePorts] += strings.Count(r.tail, "-j "+chainNodePorts+"\n")
@@ -367,7 +369,7 @@ func (r *ruleset) expect(table string, fn func(name string, t tally)) {
 // generation is a number that changes with every change of any rule in the
 // namespace; 0 where the kernel does not say.
 func (m *Mode) generation() (uint32, error) {
-	if m.tool.variant != VariantNFT {
+	if m.tool.Variant != VariantNFT {
 		return 0, nil
 	}
 	k, err := dialNFNL(m.opts.NetNS)
@@ -382,7 +384,7 @@ func (m *Mode) generation() (uint32, error) {
 // jump to it in one number: more the kernel does not say of all chains at once,
 // and it changes with every rule that somebody removes.
 func (m *Mode) chainUses(ctx context.Context, family corev1.IPFamily, of ...string) (map[string]map[string]int, error) {
-	if m.tool.variant == VariantNFT {
+	if m.tool.Variant == VariantNFT {
 		k, err := dialNFNL(m.opts.NetNS)
 		if err != nil {
 			return nil, err
@@ -392,15 +394,15 @@ func (m *Mode) chainUses(ctx context.Context, family corev1.IPFamily, of ...stri
 	}
 	out := map[string]map[string]int{}
 	for _, table := range of {
-		saved, err := m.tool.save(ctx, family, table)
+		saved, err := m.tool.Save(ctx, family, table)
 		if err != nil {
 			return nil, err
 		}
-		out[table] = make(map[string]int, len(saved.names))
-		for _, name := range saved.names {
-			out[table][name] += len(saved.rules[name])
-			for _, l := range saved.rules[name] {
-				if to := target(l); saved.has(to) {
+		out[table] = make(map[string]int, len(saved.Names))
+		for _, name := range saved.Names {
+			out[table][name] += len(saved.Rules[name])
+			for _, l := range saved.Rules[name] {
+				if to := xtables.Target(l); saved.Has(to) {
 					out[table][to]++
 				}
 			}

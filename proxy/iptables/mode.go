@@ -13,8 +13,23 @@ import (
 
 	"github.com/kplab/kplab/internal/execx"
 	"github.com/kplab/kplab/internal/netns"
+	"github.com/kplab/kplab/internal/xtables"
 	"github.com/kplab/kplab/proxy"
 )
+
+// Variant is the kernel interface behind the iptables tools.
+type Variant = xtables.Variant
+
+// The variants; VariantAuto takes the nft-backed tools where they are installed.
+const (
+	VariantAuto   = xtables.Auto
+	VariantNFT    = xtables.NFT
+	VariantLegacy = xtables.Legacy
+)
+
+// ErrNoTools means that the iptables tools are not installed; the message says
+// what to install.
+var ErrNoTools = xtables.ErrNoTools
 
 // Options says where a Mode works and with what.
 type Options struct {
@@ -64,7 +79,7 @@ type Mode struct {
 	features *Features
 	known    map[corev1.IPFamily]*rendered
 
-	tool    *tool
+	tool    *xtables.Tool
 	applied map[corev1.IPFamily]*ruleset // what the kernel has; absent: unknown
 	checked map[corev1.IPFamily]uint32   // the generation in which all of it was read back
 	sysctl  sysctlState
@@ -226,14 +241,14 @@ func (m *Mode) haveTool(ctx context.Context) error {
 	f := m.features
 	m.mu.Unlock()
 	if f != nil && f.found {
-		m.tool = newTool(m.exec, f.Variant, f.infix, m.opts.LockFile)
+		m.tool = xtables.New(m.exec, f.Variant, f.infix, m.opts.LockFile)
 		return nil
 	}
 	want := m.opts.Variant
 	if want == VariantAuto && f != nil {
 		want = f.Variant
 	}
-	t, err := findTool(ctx, m.exec, want, m.opts.LockFile)
+	t, err := xtables.Find(ctx, m.exec, want, m.opts.LockFile)
 	if err != nil {
 		return err
 	}

@@ -5,14 +5,11 @@ package iptables
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
-
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kplab/kplab/internal/execx"
 	"github.com/kplab/kplab/internal/netns"
+	"github.com/kplab/kplab/internal/xtables"
 )
 
 // Probe implements proxy.Mode. What it finds is kept for Render.
@@ -83,7 +80,7 @@ const (
 // tools that the mode would pick there. It leaves a chain behind: use a namespace
 // that is thrown away. The error wraps ErrNoTools when there are no tools.
 func (r Requirement) Try(ctx context.Context, ns *netns.NS, variant Variant) error {
-	t, err := findTool(ctx, execx.In(ns), variant, "/dev/null")
+	t, err := xtables.Find(ctx, execx.In(ns), variant, "/dev/null")
 	if err != nil {
 		return err
 	}
@@ -114,11 +111,11 @@ func Detect(ctx context.Context, variant Variant) (Features, error) {
 		return Features{}, fmt.Errorf("probe iptables: %w", err)
 	}
 	defer func() { _ = ns.Close() }()
-	t, err := findTool(ctx, execx.In(ns), variant, "/dev/null")
+	t, err := xtables.Find(ctx, execx.In(ns), variant, "/dev/null")
 	if err != nil {
 		return Features{}, err
 	}
-	f := Features{Variant: t.variant, found: true, infix: t.infix}
+	f := Features{Variant: t.Variant, found: true, infix: t.Infix}
 	acct := makeAcct(ns) == nil
 	var needed, wished []Requirement
 	for _, r := range Requirements() {
@@ -154,36 +151,11 @@ func Detect(ctx context.Context, variant Variant) (Features, error) {
 	return f, nil
 }
 
-// tryRules loads rules into chains of their own, and reads them back.
-func tryRules(ctx context.Context, t *tool, rules []Requirement) error {
-	const chain = "KPLAB-PROBE"
+// tryRules tries requirements together.
+func tryRules(ctx context.Context, t *xtables.Tool, rules []Requirement) error {
 	want := map[string][]string{}
 	for _, r := range rules {
-		want[r.Table] = append(want[r.Table], "-A "+chain+" "+r.Rule)
+		want[r.Table] = append(want[r.Table], r.Rule)
 	}
-	var b strings.Builder
-	for _, table := range slices.Sorted(maps.Keys(want)) {
-		b.WriteString("*" + table + "\n")
-		declare(&b, chain)
-		b.WriteString(strings.Join(want[table], "\n") + "\nCOMMIT\n")
-	}
-	if err := t.restore(ctx, corev1.IPv4Protocol, b.String()); err != nil {
-		return err
-	}
-	saved, err := t.saveAll(ctx, corev1.IPv4Protocol)
-	if err != nil {
-		return err
-	}
-	for part := range strings.SplitSeq(saved, "COMMIT\n") {
-		_, table, _ := strings.Cut(part, "*")
-		table, _, _ = strings.Cut(table, "\n")
-		if got := parseSave(part).rules[chain]; want[table] != nil && !slices.Equal(got, want[table]) {
-			return fmt.Errorf("rules of table %s do not read back as written: wrote %q, read %q", table, want[table], got)
-		}
-		delete(want, table)
-	}
-	for table := range want {
-		return fmt.Errorf("rules of table %s were written and are not there", table)
-	}
-	return nil
+	return t.Try(ctx, want)
 }

@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/kplab/kplab/internal/xtables"
 	"github.com/kplab/kplab/proxy"
 )
 
@@ -144,15 +145,15 @@ func (r *ruleset) text(b *strings.Builder, table string) {
 	b.WriteString("*" + table + "\n")
 	fixed := r.fixed(table)
 	for _, h := range hubsOf(table) {
-		declare(b, h.chain())
+		xtables.Declare(b, h.chain())
 	}
 	for _, c := range fixed {
-		declare(b, c.name)
+		xtables.Declare(b, c.name)
 	}
 	if table == "nat" {
 		for _, bl := range r.blocks {
 			for i := range bl.chains {
-				declare(b, bl.chains[i].name)
+				xtables.Declare(b, bl.chains[i].name)
 			}
 		}
 	}
@@ -173,13 +174,6 @@ func (r *ruleset) text(b *strings.Builder, table string) {
 		}
 	}
 	b.WriteString("COMMIT\n")
-}
-
-// declare writes the line that makes a chain, or empties it when it is there.
-func declare(b *strings.Builder, name string) {
-	b.WriteByte(':')
-	b.WriteString(name)
-	b.WriteString(" - [0:0]\n")
 }
 
 // nodePortTail is the end of nat KUBE-SERVICES.
