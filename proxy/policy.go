@@ -165,7 +165,13 @@ func decidePort(f *Facts, svc *corev1.Service, port *corev1.ServicePort, name Se
 		p.Local = c.local
 	}
 	for i := range all {
-		if all[i].Serving || all[i].Ready {
+		if all[i].Ready {
+			p.Serving = append(p.Serving, all[i].Addr)
+		}
+	}
+	p.ServingReady = len(p.Serving)
+	for i := range all {
+		if all[i].Serving && !all[i].Ready {
 			p.Serving = append(p.Serving, all[i].Addr)
 		}
 	}

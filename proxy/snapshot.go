@@ -126,8 +126,11 @@ type ServicePort struct {
 	// sorted by address.
 	Cluster, Local []Endpoint
 	// Serving is every endpoint that still answers, whether or not a list above
-	// holds it. Connection tracking entries towards one of these are healthy.
+	// holds it, the ready ones first. Connection tracking entries towards one of
+	// these are healthy.
 	Serving []netip.AddrPort
+	// ServingReady is how many of Serving are ready.
+	ServingReady int
 
 	// Internal is the verdict for the cluster address, External the one for
 	// nodePort, external and load balancer addresses (from clients that no
@@ -151,6 +154,11 @@ func (p *ServicePort) ExternalEndpoints() []Endpoint {
 	}
 	return p.Cluster
 }
+
+// Ready is every ready endpoint of the cluster, whatever traffic policies and
+// topology hints say, sorted by address: what the userspace mode balances over, which
+// is older than both.
+func (p *ServicePort) Ready() []netip.AddrPort { return p.Serving[:p.ServingReady] }
 
 // Usable says that the Service has an endpoint somewhere in the cluster. It
 // separates Reject (not usable) from Drop.

@@ -4,11 +4,15 @@ package netns
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os/exec"
 	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Listen is net.ListenConfig.Listen inside the namespace. The listener, and the
@@ -50,23 +54,40 @@ func (n *NS) ListenPacket(ctx context.Context, network, address string) (net.Pac
 	return c, nil
 }
 
-// Dial connects from inside the namespace; the address is a literal IP and port
-// (or a Unix socket). It holds a thread until the connection stands or ctx ends,
-// so give ctx a deadline.
+// Dial connects from inside the namespace; the address is a literal IP and port (or a
+// Unix socket). No thread waits in the namespace for the other side's answer.
 func (n *NS) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	if err := literal(network, address); err != nil {
 		return nil, err
 	}
-	var c net.Conn
-	err := n.Do(func() error {
+	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+		var swapErr error
+		if err := c.Control(func(fd uintptr) { swapErr = n.swap(int(fd)) }); err != nil {
+			return err
+		}
+		return swapErr
+	}}
+	return d.DialContext(ctx, network, address)
+}
+
+// swap puts a socket of the same kind, made in the namespace, in the place of one
+// that is not used yet. A socket belongs for life to the namespace in which it was
+// made, so that only its making has to happen inside.
+func (n *NS) swap(fd int) error {
+	var kind [3]int
+	for i, opt := range []int{unix.SO_DOMAIN, unix.SO_TYPE, unix.SO_PROTOCOL} {
 		var err error
-		c, err = (&net.Dialer{}).DialContext(ctx, network, address)
-		return err
-	})
-	if err != nil {
-		return nil, err
+		if kind[i], err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, opt); err != nil {
+			return fmt.Errorf("look at a socket: %w", err)
+		}
 	}
-	return c, nil
+	return n.Do(func() error {
+		inside, err := unix.Socket(kind[0], kind[1]|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, kind[2])
+		if err != nil {
+			return fmt.Errorf("make a socket: %w", err)
+		}
+		return errors.Join(unix.Dup3(inside, fd, unix.O_CLOEXEC), unix.Close(inside))
+	})
 }
 
 // Start is cmd.Start on a thread inside the namespace, so that the child lives
