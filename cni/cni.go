@@ -196,6 +196,10 @@ type Conflist struct {
 	// Subnet is the range of pod addresses on the node, NodeIP the node's address.
 	Subnet netip.Prefix
 	NodeIP netip.Addr
+	// SecondarySubnet and SecondaryNodeIP are those of the other IP family; the zero
+	// values mean that there is one family.
+	SecondarySubnet netip.Prefix
+	SecondaryNodeIP netip.Addr
 	// DataDir holds the address reservations.
 	DataDir string
 	// MTU in bytes; 0 means 1500.
@@ -213,6 +217,9 @@ func WriteConflist(dir string, c Conflist) error {
 	}
 	if c.MTU != 0 {
 		plugin["mtu"] = c.MTU
+	}
+	if c.SecondarySubnet.IsValid() {
+		plugin["secondarySubnet"], plugin["secondaryNodeIP"] = c.SecondarySubnet, c.SecondaryNodeIP
 	}
 	text, err := json.MarshalIndent(map[string]any{"cniVersion": "1.1.0", "name": c.Name, "plugins": []any{plugin}}, "", "  ")
 	if err != nil {

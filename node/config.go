@@ -31,6 +31,10 @@ type Config struct {
 	IP netip.Prefix
 	// PodCIDR is the range of its pods; bits behind its length do not count.
 	PodCIDR netip.Prefix
+	// SecondaryIP and SecondaryPodCIDR are those of the other IP family; the zero
+	// values mean that the node has one family.
+	SecondaryIP      netip.Prefix
+	SecondaryPodCIDR netip.Prefix
 	// ControlPlane gives the node the control plane's role label and taint.
 	ControlPlane bool
 	// Labels are added to those that every node has.
@@ -69,8 +73,13 @@ type Config struct {
 	Log *slog.Logger
 }
 
+// peer is the node as the others see it.
+func (c *Config) peer() Peer {
+	return Peer{Name: c.Name, IP: c.IP.Addr(), PodCIDR: c.PodCIDR, SecondaryIP: c.SecondaryIP.Addr(), SecondaryPodCIDR: c.SecondaryPodCIDR}
+}
+
 func (c *Config) setDefaults() {
-	c.PodCIDR = c.PodCIDR.Masked()
+	c.PodCIDR, c.SecondaryPodCIDR = c.PodCIDR.Masked(), c.SecondaryPodCIDR.Masked()
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}

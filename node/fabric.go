@@ -44,19 +44,50 @@ type Peer struct {
 	IP   netip.Addr
 	// PodCIDR is masked, as the kernel keeps its routes.
 	PodCIDR netip.Prefix
+	// SecondaryIP and SecondaryPodCIDR are those of the other IP family; the zero
+	// values mean that there is one family.
+	SecondaryIP      netip.Addr
+	SecondaryPodCIDR netip.Prefix
+}
+
+// mac is the hardware address of the node's link.
+func (p Peer) mac() net.HardwareAddr { return MAC(p.IP) }
+
+// ips are the node's addresses, one a family.
+func (p Peer) ips() []netip.Addr {
+	all := []netip.Addr{p.IP}
+	if p.SecondaryIP.IsValid() {
+		all = append(all, p.SecondaryIP)
+	}
+	return all
+}
+
+// routes are the ways to the node's pods over link, one a family.
+func (p Peer) routes(link int) []rtnl.Route {
+	all := []rtnl.Route{{Dst: p.PodCIDR, Via: p.IP, Link: link, Protocol: RouteProtocol}}
+	if p.SecondaryIP.IsValid() && p.SecondaryPodCIDR.IsValid() {
+		all = append(all, rtnl.Route{Dst: p.SecondaryPodCIDR, Via: p.SecondaryIP, Link: link, Protocol: RouteProtocol})
+	}
+	return all
 }
 
 // FabricConfig describes the network that joins the nodes.
 type FabricConfig struct {
 	Runtime Namespaces
-	// Subnet is the node network, for example 10.0.0.0/24.
+	// Subnet is the node network, for example 10.0.0.0/24. Its family is the primary
+	// one.
 	Subnet netip.Prefix
+	// SecondarySubnet is the node network of the other IP family, for example
+	// fd00:10::/64; the zero value means that there is one family.
+	SecondarySubnet netip.Prefix
 	// Nodes are joined at once, each with routes to the pods of the others. Bits
 	// behind the length of a PodCIDR do not count.
 	Nodes []Peer
 	// Outside is the address of the client that is no node and no pod; the zero
 	// value leaves it out.
 	Outside netip.Addr
+	// SecondaryOutside is the client's address in SecondarySubnet.
+	SecondaryOutside netip.Addr
 	// MTU in bytes; 0 means 1500.
 	MTU int
 }
@@ -75,8 +106,11 @@ type Fabric struct {
 // links of the nodes and of the client outside, or finds them: what an earlier
 // process made and is right stays untouched.
 func NewFabric(ctx context.Context, cfg FabricConfig) (*Fabric, error) {
-	if !cfg.Subnet.IsValid() || !cfg.Subnet.Addr().Is4() {
-		return nil, fmt.Errorf("node network %q: only an IPv4 prefix can be served", cfg.Subnet)
+	if !cfg.Subnet.IsValid() {
+		return nil, errors.New("the fabric needs a node network")
+	}
+	if cfg.SecondarySubnet.IsValid() && cfg.SecondarySubnet.Addr().Is4() == cfg.Subnet.Addr().Is4() {
+		return nil, fmt.Errorf("node networks %s and %s: want one of each IP family", cfg.Subnet, cfg.SecondarySubnet)
 	}
 	if cfg.MTU == 0 {
 		cfg.MTU = 1500
@@ -87,6 +121,7 @@ func NewFabric(ctx context.Context, cfg FabricConfig) (*Fabric, error) {
 	cfg.Nodes = slices.Clone(cfg.Nodes)
 	for i := range cfg.Nodes {
 		cfg.Nodes[i].PodCIDR = cfg.Nodes[i].PodCIDR.Masked()
+		cfg.Nodes[i].SecondaryPodCIDR = cfg.Nodes[i].SecondaryPodCIDR.Masked()
 	}
 	ns, err := cfg.Runtime.CreateNetNS(FabricNS)
 	if err != nil {
@@ -94,7 +129,7 @@ func NewFabric(ctx context.Context, cfg FabricConfig) (*Fabric, error) {
 	}
 	f := &Fabric{cfg: cfg, members: map[string]*Member{}}
 	err = ns.Do(func() error {
-		if err := writeSettings(settings(roleFabric, true)); err != nil {
+		if err := writeSettings(settings(roleFabric, true, false)); err != nil {
 			return err
 		}
 		f.conn, err = rtnl.Dial()
@@ -105,7 +140,7 @@ func NewFabric(ctx context.Context, cfg FabricConfig) (*Fabric, error) {
 	}
 	var br rtnl.Link
 	err = f.conn.Do(new(rtnl.Batch).SetUp(1).
-		AddBridge(bridge, 0, cfg.MTU, MAC(f.router().IP)).Tolerate(unix.EEXIST).
+		AddBridge(bridge, 0, cfg.MTU, f.router().mac()).Tolerate(unix.EEXIST).
 		GetLink(bridge, &br))
 	if err == nil && !br.Up {
 		err = f.conn.Do(new(rtnl.Batch).SetUp(br.Index))
@@ -121,7 +156,10 @@ func NewFabric(ctx context.Context, cfg FabricConfig) (*Fabric, error) {
 		all.Go(func() error { _, err := f.attachNode(ctx, p); return err })
 	}
 	if cfg.Outside.IsValid() {
-		all.Go(func() error { _, err := f.Attach(ctx, OutsideNS, RoleOutside, cfg.Outside, nil); return err })
+		all.Go(func() error {
+			_, err := f.Attach(ctx, OutsideNS, RoleOutside, Peer{IP: cfg.Outside, SecondaryIP: cfg.SecondaryOutside}.ips(), nil)
+			return err
+		})
 	}
 	if err := all.Wait(); err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -131,7 +169,7 @@ func NewFabric(ctx context.Context, cfg FabricConfig) (*Fabric, error) {
 
 // attachNode joins a node, with the way to all others.
 func (f *Fabric) attachNode(ctx context.Context, node Peer) (*Member, error) {
-	return f.Attach(ctx, NSName(node.Name), RoleNode, node.IP, func(b *rtnl.Batch, link int) {
+	return f.Attach(ctx, NSName(node.Name), RoleNode, node.ips(), func(b *rtnl.Batch, link int) {
 		toPeer(b, link, f.router())
 		for _, p := range f.cfg.Nodes {
 			if p.Name != node.Name {
@@ -146,15 +184,46 @@ func (f *Fabric) attachNode(ctx context.Context, node Peer) (*Member, error) {
 // to a ClusterIP before the rules that translate it are asked; and a packet that
 // no rule translates ends there in silence, as on a cluster's own router.
 func (f *Fabric) router() Peer {
-	ip := f.cfg.Subnet.Masked().Addr().Next()
+	r := Peer{Name: "router"}
+	r.IP, r.PodCIDR = f.free(f.cfg.Subnet)
+	if f.cfg.SecondarySubnet.IsValid() {
+		r.SecondaryIP, r.SecondaryPodCIDR = f.free(f.cfg.SecondarySubnet)
+	}
+	return r
+}
+
+// free returns the first address of a node network that nobody has, and the
+// destination of a default route of its family.
+func (f *Fabric) free(subnet netip.Prefix) (netip.Addr, netip.Prefix) {
+	ip := subnet.Masked().Addr().Next()
 	for f.taken(ip) {
 		ip = ip.Next()
 	}
-	return Peer{Name: "router", IP: ip, PodCIDR: netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
+	if ip.Is4() {
+		return ip, netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return ip, netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 }
 
 func (f *Fabric) taken(ip netip.Addr) bool {
-	return ip == f.cfg.Outside || slices.ContainsFunc(f.cfg.Nodes, func(p Peer) bool { return p.IP == ip })
+	return ip == f.cfg.Outside || ip == f.cfg.SecondaryOutside ||
+		slices.ContainsFunc(f.cfg.Nodes, func(p Peer) bool { return p.IP == ip || p.SecondaryIP == ip })
+}
+
+// hasIPv6 tells whether the lab has IPv6 addresses.
+func (f *Fabric) hasIPv6() bool {
+	return f.cfg.Subnet.Addr().Is6() || f.cfg.SecondarySubnet.IsValid()
+}
+
+// subnetOf returns the node network that ip is of; the zero value when it is of
+// none.
+func (f *Fabric) subnetOf(ip netip.Addr) netip.Prefix {
+	for _, s := range []netip.Prefix{f.cfg.Subnet, f.cfg.SecondarySubnet} {
+		if s.IsValid() && s.Contains(ip) {
+			return s
+		}
+	}
+	return netip.Prefix{}
 }
 
 // Close closes the handles. The bridge, its ports and all members stay.
@@ -182,7 +251,7 @@ func (f *Fabric) Member(name string) *Member {
 // MTU returns the largest packet of the node network.
 func (f *Fabric) MTU() int { return f.cfg.MTU }
 
-// Subnet returns the node network.
+// Subnet returns the node network, of the primary IP family.
 func (f *Fabric) Subnet() netip.Prefix { return f.cfg.Subnet }
 
 // Member is a namespace with a link to the fabric.
@@ -192,15 +261,24 @@ type Member struct {
 	Conn *rtnl.Conn
 	// Link is the index of eth0.
 	Link int
-	Addr netip.Prefix
+	// Addrs are its addresses, one a family, the primary one first.
+	Addrs []netip.Prefix
 }
 
-// Attach joins the namespace called name to the fabric by eth0 with the address
-// ip, and makes the namespace when it is missing. What is right already stays
+// Attach joins the namespace called name to the fabric by eth0 with the addresses
+// ips, one a family, the primary one first, and makes the namespace when it is missing. What is right already stays
 // untouched. extra is added to the batch that sets eth0 up; it may be nil.
-func (f *Fabric) Attach(ctx context.Context, name string, role Role, ip netip.Addr, extra func(b *rtnl.Batch, link int)) (*Member, error) {
-	if !f.cfg.Subnet.Contains(ip) {
-		return nil, fmt.Errorf("attach %s: address %s is not in the node network %s", name, ip, f.cfg.Subnet)
+func (f *Fabric) Attach(ctx context.Context, name string, role Role, ips []netip.Addr, extra func(b *rtnl.Batch, link int)) (*Member, error) {
+	var addrs []netip.Prefix
+	for _, ip := range ips {
+		subnet := f.subnetOf(ip)
+		if !subnet.IsValid() {
+			return nil, fmt.Errorf("attach %s: address %s is not in the node network %s", name, ip, f.cfg.Subnet)
+		}
+		addrs = append(addrs, netip.PrefixFrom(ip, subnet.Bits()))
+	}
+	if len(addrs) == 0 {
+		return nil, fmt.Errorf("attach %s: no address", name)
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -209,7 +287,7 @@ func (f *Fabric) Attach(ctx context.Context, name string, role Role, ip netip.Ad
 	if err != nil {
 		return nil, fmt.Errorf("make namespace %s: %w", name, err)
 	}
-	m := &Member{NS: ns, Addr: netip.PrefixFrom(ip, f.cfg.Subnet.Bits())}
+	m := &Member{NS: ns, Addrs: addrs}
 	var eth rtnl.Link
 	err = ns.Do(func() error {
 		var err error
@@ -219,7 +297,7 @@ func (f *Fabric) Attach(ctx context.Context, name string, role Role, ip netip.Ad
 		if err = m.Conn.Do(new(rtnl.Batch).GetLink(uplink, &eth).Tolerate(unix.ENODEV)); err != nil {
 			return err
 		}
-		return writeSettings(settings(role, eth.Index == 0))
+		return writeSettings(settings(role, eth.Index == 0, f.hasIPv6()))
 	})
 	if err == nil {
 		err = f.plug(m, portName(name), eth, extra)
@@ -262,8 +340,8 @@ func (f *Fabric) plug(m *Member, port string, eth rtnl.Link, extra func(*rtnl.Ba
 			}
 		}
 		err := f.conn.Do(new(rtnl.Batch).AddVeth(rtnl.Veth{
-			Name: port, MTU: f.cfg.MTU, MAC: switchMAC(m.Addr.Addr()), Master: f.bridge, Up: true,
-			Peer: rtnl.VethPeer{Name: uplink, MTU: f.cfg.MTU, MAC: MAC(m.Addr.Addr()), NSFd: m.NS.Fd()},
+			Name: port, MTU: f.cfg.MTU, MAC: switchMAC(m.Addrs[0].Addr()), Master: f.bridge, Up: true,
+			Peer: rtnl.VethPeer{Name: uplink, MTU: f.cfg.MTU, MAC: MAC(m.Addrs[0].Addr()), NSFd: m.NS.Fd()},
 		}).GetLink(port, &p))
 		if err != nil {
 			return err
@@ -277,7 +355,10 @@ func (f *Fabric) plug(m *Member, port string, eth rtnl.Link, extra func(*rtnl.Ba
 			}
 		}
 	}
-	b := new(rtnl.Batch).SetUp(1).SetUp(m.Link).AddAddr(m.Link, m.Addr, unix.RT_SCOPE_UNIVERSE)
+	b := new(rtnl.Batch).SetUp(1).SetUp(m.Link)
+	for _, a := range m.Addrs {
+		b.AddAddr(m.Link, a, unix.RT_SCOPE_UNIVERSE)
+	}
 	if extra != nil {
 		extra(b, m.Link)
 	}
@@ -289,20 +370,26 @@ func (f *Fabric) plug(m *Member, port string, eth rtnl.Link, extra func(*rtnl.Ba
 	return f.conn.Do(new(rtnl.Batch).GetLinkAt(p.Index, &p))
 }
 
-// toPeer adds what reaches a node: a permanent neighbour, so that nothing waits for
-// ARP, and the route to its pods.
+// toPeer adds what reaches a node: permanent neighbours, so that nothing waits for
+// ARP, and the routes to its pods.
 func toPeer(b *rtnl.Batch, link int, p Peer) {
-	b.ReplaceNeigh(link, p.IP, MAC(p.IP)).ReplaceRoute(routeTo(p, link))
+	for _, ip := range p.ips() {
+		b.ReplaceNeigh(link, ip, p.mac())
+	}
+	for _, r := range p.routes(link) {
+		b.ReplaceRoute(r)
+	}
 }
 
-func routeTo(p Peer, link int) rtnl.Route {
-	return rtnl.Route{Dst: p.PodCIDR, Via: p.IP, Link: link, Protocol: RouteProtocol}
-}
-
-// MAC returns the hardware address of the member with the address ip: 0a:58 and
-// the address, so that everybody knows it without asking.
+// MAC returns the hardware address of the member with the primary address ip: 0a:58
+// and the address, or what its hash begins with when it is of IPv6, so that everybody
+// knows it without asking.
 func MAC(ip netip.Addr) net.HardwareAddr {
-	b := ip.As4()
+	b := ip.AsSlice()
+	if ip.Is6() {
+		sum := sha256.Sum256(b)
+		b = sum[:4]
+	}
 	return net.HardwareAddr{0x0a, 0x58, b[0], b[1], b[2], b[3]}
 }
 

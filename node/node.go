@@ -67,10 +67,13 @@ func New(cfg Config) (*Node, error) {
 		return nil, errors.New("a node needs a name")
 	case cfg.Fabric == nil || cfg.Runtime == nil:
 		return nil, fmt.Errorf("node %s needs a fabric and a sandbox runtime", cfg.Name)
-	case !cfg.IP.IsValid() || !cfg.IP.Addr().Is4():
-		return nil, fmt.Errorf("node %s: address %q is no IPv4 address with its prefix", cfg.Name, cfg.IP)
-	case !cfg.PodCIDR.IsValid() || !cfg.PodCIDR.Addr().Is4():
-		return nil, fmt.Errorf("node %s: pod range %q is no IPv4 prefix", cfg.Name, cfg.PodCIDR)
+	case !cfg.IP.IsValid():
+		return nil, fmt.Errorf("node %s: address %q is no IP address with its prefix", cfg.Name, cfg.IP)
+	case !cfg.PodCIDR.IsValid() || cfg.PodCIDR.Addr().Is4() != cfg.IP.Addr().Is4():
+		return nil, fmt.Errorf("node %s: pod range %q is no prefix of the family of its address %s", cfg.Name, cfg.PodCIDR, cfg.IP.Addr())
+	case cfg.SecondaryIP.IsValid() != cfg.SecondaryPodCIDR.IsValid(), cfg.SecondaryIP.IsValid() &&
+		(cfg.SecondaryIP.Addr().Is4() == cfg.IP.Addr().Is4() || cfg.SecondaryPodCIDR.Addr().Is4() == cfg.IP.Addr().Is4()):
+		return nil, fmt.Errorf("node %s: the second address %q and the second pod range %q have to be of another family than %s", cfg.Name, cfg.SecondaryIP, cfg.SecondaryPodCIDR, cfg.IP.Addr())
 	case cfg.StateDir == "":
 		return nil, fmt.Errorf("node %s needs a directory", cfg.Name)
 	}
@@ -180,7 +183,7 @@ func (n *Node) NS() *netns.NS { return n.member.NS }
 func (n *Node) setUp() error {
 	n.member = n.cfg.Fabric.Member(NSName(n.cfg.Name))
 	if n.member == nil {
-		m, err := n.cfg.Fabric.attachNode(context.Background(), Peer{Name: n.cfg.Name, IP: n.cfg.IP.Addr(), PodCIDR: n.cfg.PodCIDR})
+		m, err := n.cfg.Fabric.attachNode(context.Background(), n.cfg.peer())
 		if err != nil {
 			return err
 		}
@@ -191,6 +194,7 @@ func (n *Node) setUp() error {
 		confDir = filepath.Join(n.cfg.RuntimeDir, "cni", "net.d")
 		err := cni.WriteConflist(confDir, cni.Conflist{
 			Subnet: n.cfg.PodCIDR, NodeIP: n.cfg.IP.Addr(), MTU: n.cfg.Fabric.MTU(),
+			SecondarySubnet: n.cfg.SecondaryPodCIDR, SecondaryNodeIP: n.cfg.SecondaryIP.Addr(),
 			DataDir: filepath.Join(n.cfg.RuntimeDir, "cni", "addresses"),
 		})
 		if err != nil {
@@ -210,7 +214,7 @@ func (n *Node) setUp() error {
 		dns = append(dns, n.cfg.DNS.Server)
 	}
 	n.kubelet, err = kubelet.New(kubelet.Config{
-		NodeName: n.cfg.Name, NodeIP: n.cfg.IP.Addr(), NodeNS: n.member.NS,
+		NodeName: n.cfg.Name, NodeIP: n.cfg.IP.Addr(), SecondaryNodeIP: n.cfg.SecondaryIP.Addr(), NodeNS: n.member.NS,
 		Client: n.cfg.Client, Informers: n.cfg.Informers,
 		Recorder: n.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelet", Host: n.cfg.Name}),
 		Runtime:  n.cfg.Runtime, Network: network, Witness: n.witness, Dir: filepath.Join(n.cfg.StateDir, "kubelet"),

@@ -86,9 +86,41 @@ func fabricConfig(rt Namespaces) FabricConfig {
 	}
 }
 
+// inDual is a peer with its address and pods of IPv6 too, by the same numbers.
+func inDual(p Peer) Peer {
+	ip4, pods4 := p.IP.As4(), p.PodCIDR.Addr().As4()
+	p.SecondaryIP = netip.MustParseAddr(fmt.Sprintf("fd00:10::%d", ip4[3]))
+	p.SecondaryPodCIDR = netip.MustParsePrefix(fmt.Sprintf("fd00:10:244:%d::/64", pods4[2]))
+	return p
+}
+
+// inIPv6 is a peer that has only those.
+func inIPv6(p Peer) Peer {
+	p = inDual(p)
+	return Peer{Name: p.Name, IP: p.SecondaryIP, PodCIDR: p.SecondaryPodCIDR}
+}
+
+// families are the fabric in each choice of IP families.
+func families(rt Namespaces) map[string]FabricConfig {
+	four := fabricConfig(rt)
+	dual, six := four, four
+	dual.SecondarySubnet, dual.SecondaryOutside = netip.MustParsePrefix("fd00:10::/64"), netip.MustParseAddr("fd00:10::200")
+	six.Subnet, six.Outside = dual.SecondarySubnet, dual.SecondaryOutside
+	dual.Nodes, six.Nodes = nil, nil
+	for _, p := range four.Nodes {
+		dual.Nodes, six.Nodes = append(dual.Nodes, inDual(p)), append(six.Nodes, inIPv6(p))
+	}
+	return map[string]FabricConfig{"IPv4": four, "dual": dual, "IPv6": six}
+}
+
 func newFabric(tb testing.TB, rt Namespaces) *Fabric {
 	tb.Helper()
-	f, err := NewFabric(context.Background(), fabricConfig(rt))
+	return newFabricOf(tb, fabricConfig(rt))
+}
+
+func newFabricOf(tb testing.TB, cfg FabricConfig) *Fabric {
+	tb.Helper()
+	f, err := NewFabric(context.Background(), cfg)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -106,12 +138,12 @@ func send(tb testing.TB, from, to *netns.NS, addr netip.Addr) (time.Duration, ne
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	l, err := to.ListenPacket(ctx, "udp4", netip.AddrPortFrom(addr, 9).String())
+	l, err := to.ListenPacket(ctx, "udp", netip.AddrPortFrom(addr, 9).String())
 	if err != nil {
 		return 0, netip.Addr{}, err
 	}
 	defer func() { _ = l.Close() }()
-	c, err := from.Dial(ctx, "udp4", netip.AddrPortFrom(addr, 9).String())
+	c, err := from.Dial(ctx, "udp", netip.AddrPortFrom(addr, 9).String())
 	if err != nil {
 		return 0, netip.Addr{}, err
 	}
@@ -131,23 +163,32 @@ func send(tb testing.TB, from, to *netns.NS, addr netip.Addr) (time.Duration, ne
 func TestFabricCarriesPacketsAtOnce(t *testing.T) {
 	nettest.NeedRoot(t)
 	nettest.LeakCheck(t)
-	rt := newSpaces(t, true)
-	start := time.Now()
-	newFabric(t, rt)
-	t.Logf("fabric, three nodes and outside: %s", time.Since(start))
-	took, from, err := send(t, rt.all[NSName("node1")], rt.all[NSName("node2")], two.IP)
-	if err != nil || from != one.IP {
-		t.Fatalf("node1 to node2: from %s, %v", from, err)
+	for name := range families(nil) {
+		t.Run(name, func(t *testing.T) {
+			rt := newSpaces(t, true)
+			cfg := families(rt)[name]
+			start := time.Now()
+			newFabricOf(t, cfg)
+			t.Logf("fabric, three nodes and outside: %s", time.Since(start))
+			master, one, two := cfg.Nodes[0], cfg.Nodes[1], cfg.Nodes[2]
+			for i, ip := range two.ips() {
+				took, from, err := send(t, rt.all[NSName("node1")], rt.all[NSName("node2")], ip)
+				if err != nil || from != one.ips()[i] {
+					t.Fatalf("node1 to node2: from %s, %v", from, err)
+				}
+				t.Logf("first packet between nodes: %s", took)
+				// A link whose carrier is not looked at yet costs a second.
+				if took > 250*time.Millisecond {
+					t.Errorf("the first packet took %s, want under 250 ms", took)
+				}
+				outside := []netip.Addr{cfg.Outside, cfg.SecondaryOutside}[i]
+				if took, from, err = send(t, rt.all[OutsideNS], rt.all[NSName("master")], master.ips()[i]); err != nil || from != outside {
+					t.Errorf("outside to master: from %s, %v", from, err)
+				}
+				t.Logf("first packet from outside: %s", took)
+			}
+		})
 	}
-	t.Logf("first packet between nodes: %s", took)
-	// A link whose carrier is not looked at yet costs a second.
-	if took > 250*time.Millisecond {
-		t.Errorf("the first packet took %s, want under 250 ms", took)
-	}
-	if took, from, err = send(t, rt.all[OutsideNS], rt.all[NSName("master")], master.IP); err != nil || from != outside {
-		t.Errorf("outside to master: from %s, %v", from, err)
-	}
-	t.Logf("first packet from outside: %s", took)
 }
 
 // Nothing leaves a lab: the nodes' default routes end at the bridge, and nobody
@@ -318,12 +359,13 @@ func TestAttachRefuses(t *testing.T) {
 	nettest.LeakCheck(t)
 	rt := newSpaces(t, false)
 	f := newFabric(t, rt)
-	_, err := f.Attach(context.Background(), "node-x", RoleNode, netip.MustParseAddr("192.0.2.1"), nil)
+	_, err := f.Attach(context.Background(), "node-x", RoleNode, []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil)
 	if err == nil || !strings.Contains(err.Error(), "10.0.0.0/24") {
 		t.Errorf("an address outside the subnet: %v", err)
 	}
-	if _, err := NewFabric(context.Background(), FabricConfig{Runtime: rt, Subnet: netip.MustParsePrefix("fd00::/64")}); err == nil {
-		t.Error("an IPv6 node network was accepted")
+	twice := FabricConfig{Runtime: rt, Subnet: netip.MustParsePrefix("fd00::/64"), SecondarySubnet: netip.MustParsePrefix("fd01::/64")}
+	if _, err := NewFabric(context.Background(), twice); err == nil {
+		t.Error("two node networks of one family were accepted")
 	}
 }
 

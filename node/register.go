@@ -84,13 +84,21 @@ func (n *Node) known(ctx context.Context) (*corev1.Node, error) {
 // object is a new Node object.
 func (n *Node) object() *corev1.Node {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.cfg.Name, Labels: n.labels()}}
-	node.Spec.PodCIDR = n.cfg.PodCIDR.String()
-	node.Spec.PodCIDRs = []string{node.Spec.PodCIDR}
+	node.Spec.PodCIDR, node.Spec.PodCIDRs = n.cfg.PodCIDR.String(), n.podCIDRs()
 	node.Spec.ProviderID = "kplab://" + n.cfg.Name
 	if n.cfg.ControlPlane {
 		node.Spec.Taints = []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}
 	}
 	return node
+}
+
+// podCIDRs are the ranges of the node's pods, one a family.
+func (n *Node) podCIDRs() []string {
+	all := []string{n.cfg.PodCIDR.String()}
+	if n.cfg.SecondaryPodCIDR.IsValid() {
+		all = append(all, n.cfg.SecondaryPodCIDR.String())
+	}
+	return all
 }
 
 func (n *Node) labels() map[string]string {
@@ -121,7 +129,7 @@ func (n *Node) spec(now *corev1.Node) (*corev1.Node, bool) {
 	}
 	if want.Spec.PodCIDR == "" {
 		want.Spec.PodCIDR, changed = n.cfg.PodCIDR.String(), true
-		want.Spec.PodCIDRs = []string{want.Spec.PodCIDR}
+		want.Spec.PodCIDRs = n.podCIDRs()
 	}
 	return want, changed
 }
@@ -130,10 +138,11 @@ func (n *Node) spec(now *corev1.Node) (*corev1.Node, bool) {
 // those of the conditions move now and then, so that people see that they do.
 func (n *Node) status(node *corev1.Node) {
 	s := &node.Status
-	s.Addresses = []corev1.NodeAddress{
-		{Type: corev1.NodeInternalIP, Address: n.cfg.IP.Addr().String()},
-		{Type: corev1.NodeHostName, Address: n.cfg.Name},
+	s.Addresses = nil
+	for _, ip := range n.cfg.peer().ips() {
+		s.Addresses = append(s.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: ip.String()})
 	}
+	s.Addresses = append(s.Addresses, corev1.NodeAddress{Type: corev1.NodeHostName, Address: n.cfg.Name})
 	capacity := corev1.ResourceList{
 		corev1.ResourceCPU:              *resource.NewQuantity(int64(runtime.NumCPU()), resource.DecimalSI),
 		corev1.ResourceMemory:           *resource.NewQuantity(memory(), resource.BinarySI),

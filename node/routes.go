@@ -14,6 +14,7 @@ import (
 
 	"github.com/kplab/kplab/cni/routed"
 	"github.com/kplab/kplab/internal/rtnl"
+	"github.com/kplab/kplab/node/kubelet"
 )
 
 // RouteProtocol marks the routes between nodes (`ip route` shows "proto 107"): the
@@ -31,7 +32,7 @@ func (n *Node) peers() []Peer {
 		if !ok || known[node.Name] {
 			continue
 		}
-		if p, ok := peerOf(node); ok && n.cfg.Fabric.Subnet().Contains(p.IP) {
+		if p, ok := n.cfg.Fabric.peerOf(node); ok {
 			known[p.Name] = true
 			all = append(all, p)
 		}
@@ -44,24 +45,57 @@ func (n *Node) peers() []Peer {
 	return all
 }
 
-// peerOf reads a Node object; false when it lacks an address or a pod range.
-func peerOf(node *corev1.Node) (Peer, bool) {
+// peerOf reads a Node object; false when it lacks an address or a pod range of the
+// primary IP family. What it has of a family that the lab has not is passed over.
+func (f *Fabric) peerOf(node *corev1.Node) (Peer, bool) {
 	p := Peer{Name: node.Name}
 	for _, a := range node.Status.Addresses {
-		if ip, err := netip.ParseAddr(a.Address); a.Type == corev1.NodeInternalIP && err == nil && ip.Is4() && !p.IP.IsValid() {
-			p.IP = ip
+		ip, err := netip.ParseAddr(a.Address)
+		if a.Type != corev1.NodeInternalIP || err != nil {
+			continue
+		}
+		switch f.subnetOf(ip) {
+		case netip.Prefix{}:
+		case f.cfg.Subnet:
+			p.IP = first(p.IP, ip)
+		default:
+			p.SecondaryIP = first(p.SecondaryIP, ip)
 		}
 	}
-	cidr, err := netip.ParsePrefix(node.Spec.PodCIDR)
-	p.PodCIDR = cidr.Masked()
-	return p, err == nil && cidr.Addr().Is4() && p.IP.IsValid()
+	cidrs := node.Spec.PodCIDRs
+	if len(cidrs) == 0 {
+		cidrs = []string{node.Spec.PodCIDR}
+	}
+	for _, text := range cidrs {
+		cidr, err := netip.ParsePrefix(text)
+		if err != nil {
+			continue
+		}
+		if cidr.Addr().Is4() == f.cfg.Subnet.Addr().Is4() {
+			p.PodCIDR = first(p.PodCIDR, cidr.Masked())
+		} else {
+			p.SecondaryPodCIDR = first(p.SecondaryPodCIDR, cidr.Masked())
+		}
+	}
+	return p, p.IP.IsValid() && p.PodCIDR.IsValid()
+}
+
+// first returns a unless it is the zero value.
+func first[T interface {
+	comparable
+	IsValid() bool
+}](a, b T) T {
+	if a.IsValid() {
+		return a
+	}
+	return b
 }
 
 // heal makes the node's links, addresses, routes and neighbours right. It reads
 // first and writes only what is missing, so that a node in order costs four reads.
 func (n *Node) heal(ctx context.Context) error {
 	var now kernelState
-	if err := n.member.NS.Do(func() error { return now.read(n.member.Link) }); err != nil {
+	if err := n.member.NS.Do(func() error { return now.read(n.member.Link, n.cfg.Fabric.hasIPv6()) }); err != nil {
 		return fmt.Errorf("node %s: %w", n.cfg.Name, err)
 	}
 	b := new(rtnl.Batch)
@@ -79,20 +113,30 @@ func (n *Node) healUplink(b *rtnl.Batch, now *kernelState) {
 	if !now.up[link] {
 		b.SetUp(link)
 	}
-	if !now.addrs[n.member.Addr] || !now.up[link] {
-		b.AddAddr(link, n.member.Addr, unix.RT_SCOPE_UNIVERSE)
-	}
-	if own := n.member.Addr.Masked(); now.routes[own].link != link {
-		b.ReplaceRoute(rtnl.Route{Dst: own, Link: link, Src: n.member.Addr.Addr(), Protocol: unix.RTPROT_KERNEL})
+	for _, addr := range n.member.Addrs {
+		if !now.addrs[addr] || !now.up[link] {
+			b.AddAddr(link, addr, unix.RT_SCOPE_UNIVERSE)
+		}
+		if own := addr.Masked(); now.routes[own].link != link {
+			r := rtnl.Route{Dst: own, Link: link, Src: addr.Addr(), Protocol: unix.RTPROT_KERNEL}
+			if own.Addr().Is6() {
+				r.Src, r.Metric = netip.Addr{}, kernelMetric6
+			}
+			b.ReplaceRoute(r)
+		}
 	}
 	want := map[netip.Prefix]bool{}
 	for _, p := range n.peers() {
-		want[p.PodCIDR] = true
-		if r := now.routes[p.PodCIDR]; r.link != link || r.via != p.IP {
-			b.ReplaceRoute(routeTo(p, link))
+		for _, r := range p.routes(link) {
+			want[r.Dst] = true
+			if is := now.routes[r.Dst]; is.link != link || is.via != r.Via {
+				b.ReplaceRoute(r)
+			}
 		}
-		if nb := now.neighs[linkAddr{link, p.IP}]; nb.mac != MAC(p.IP).String() || !nb.permanent {
-			b.ReplaceNeigh(link, p.IP, MAC(p.IP))
+		for _, ip := range p.ips() {
+			if nb := now.neighs[linkAddr{link, ip}]; nb.mac != p.mac().String() || !nb.permanent {
+				b.ReplaceNeigh(link, ip, p.mac())
+			}
 		}
 	}
 	for dst, r := range now.routes {
@@ -110,10 +154,7 @@ func (n *Node) healPods(ctx context.Context, now *kernelState) error {
 	}
 	var errs []error
 	for _, a := range n.kubelet.Attachments() {
-		link := now.byName[routed.LinkName(a.ID, uplink)]
-		r := now.routes[netip.PrefixFrom(a.IP, 32)]
-		nb := now.neighs[linkAddr{link, a.IP}]
-		if link != 0 && now.up[link] && r.link == link && r.src == n.cfg.IP.Addr() && nb.permanent && now.gateways[link] {
+		if n.wired(a, now) {
 			continue
 		}
 		n.cfg.Log.Info("putting a pod's wiring back", "node", n.cfg.Name, "pod", a.PodNamespace+"/"+a.PodName)
@@ -124,12 +165,41 @@ func (n *Node) healPods(ctx context.Context, now *kernelState) error {
 	return errors.Join(errs...)
 }
 
+// wired tells whether a pod's wiring is whole on the node's side.
+func (n *Node) wired(a kubelet.Attachment, now *kernelState) bool {
+	link := now.byName[routed.LinkName(a.ID, uplink)]
+	if link == 0 || !now.up[link] {
+		return false
+	}
+	for _, ip := range a.IPs {
+		src, gw := n.cfg.IP.Addr(), routed.Gateway()
+		if src.Is4() != ip.Is4() {
+			src = n.cfg.SecondaryIP.Addr()
+		}
+		if ip.Is6() {
+			gw = routed.Gateway6()
+		}
+		r := now.routes[netip.PrefixFrom(ip, ip.BitLen())]
+		if r.link != link || r.src != src || !now.neighs[linkAddr{link, ip}].permanent || !now.gateways[linkAddr{link, gw}] {
+			return false
+		}
+	}
+	return true
+}
+
+// The metrics that the kernel gives IPv6 routes: to a link's own network, and where
+// the writer names none.
+const (
+	kernelMetric6  = 256
+	defaultMetric6 = 1024
+)
+
 // kernelState is what heal looks at.
 type kernelState struct {
 	byName   map[string]int
 	up       map[int]bool
 	addrs    map[netip.Prefix]bool // of the uplink
-	gateways map[int]bool          // links that carry the pods' gateway address
+	gateways map[linkAddr]bool     // links that carry a gateway address of the pods
 	routes   map[netip.Prefix]route
 	neighs   map[linkAddr]neigh
 }
@@ -151,9 +221,9 @@ type linkAddr struct {
 }
 
 // read fills the state from the namespace of the thread.
-func (s *kernelState) read(uplinkIndex int) error {
+func (s *kernelState) read(uplinkIndex int, ipv6 bool) error {
 	s.byName, s.up = map[string]int{}, map[int]bool{}
-	s.addrs, s.gateways = map[netip.Prefix]bool{}, map[int]bool{}
+	s.addrs, s.gateways = map[netip.Prefix]bool{}, map[linkAddr]bool{}
 	s.routes, s.neighs = map[netip.Prefix]route{}, map[linkAddr]neigh{}
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -169,28 +239,43 @@ func (s *kernelState) read(uplinkIndex int) error {
 		s.byName[a.Name] = a.Index
 		s.up[a.Index] = a.RawFlags&unix.IFF_UP != 0
 	}
-	addrs, err := h.AddrList(nil, netlink.FAMILY_V4)
+	families := []int{netlink.FAMILY_V4}
+	if ipv6 {
+		families = append(families, netlink.FAMILY_V6)
+	}
+	for _, f := range families {
+		if err := s.readFamily(h, uplinkIndex, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readFamily reads what the namespace has of one IP family.
+func (s *kernelState) readFamily(h *netlink.Handle, uplinkIndex, family int) error {
+	addrs, err := h.AddrList(nil, family)
 	if err != nil {
 		return fmt.Errorf("read addresses: %w", err)
 	}
-	gw := routed.Gateway().String()
 	for _, a := range addrs {
-		if a.LinkIndex == uplinkIndex {
-			if ip, ok := netip.AddrFromSlice(a.IP); ok {
-				ones, _ := a.Mask.Size()
-				s.addrs[netip.PrefixFrom(ip.Unmap(), ones)] = true
-			}
+		ip, ok := netip.AddrFromSlice(a.IP)
+		if !ok {
+			continue
 		}
-		if a.IP.String() == gw {
-			s.gateways[a.LinkIndex] = true
+		if ip = ip.Unmap(); a.LinkIndex == uplinkIndex {
+			ones, _ := a.Mask.Size()
+			s.addrs[netip.PrefixFrom(ip, ones)] = true
+		}
+		if ip == routed.Gateway() || ip == routed.Gateway6() {
+			s.gateways[linkAddr{a.LinkIndex, ip}] = true
 		}
 	}
-	routes, err := h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	routes, err := h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
 	if err != nil {
 		return fmt.Errorf("read routes: %w", err)
 	}
 	for _, r := range routes {
-		if r.Dst == nil || r.Priority != 0 {
+		if r.Dst == nil || r.Priority != 0 && r.Priority != kernelMetric6 && r.Priority != defaultMetric6 {
 			continue
 		}
 		dst, ok := netip.AddrFromSlice(r.Dst.IP)
@@ -202,7 +287,7 @@ func (s *kernelState) read(uplinkIndex int) error {
 		src, _ := netip.AddrFromSlice(r.Src)
 		s.routes[netip.PrefixFrom(dst.Unmap(), ones)] = route{link: r.LinkIndex, via: via.Unmap(), src: src.Unmap(), protocol: int(r.Protocol)}
 	}
-	neighs, err := h.NeighList(0, netlink.FAMILY_V4)
+	neighs, err := h.NeighList(0, family)
 	if err != nil {
 		return fmt.Errorf("read neighbours: %w", err)
 	}

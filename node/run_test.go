@@ -42,6 +42,12 @@ type lab struct {
 
 func newLab(t *testing.T) *lab {
 	t.Helper()
+	return newLabOf(t, "IPv4")
+}
+
+// newLabOf is newLab with a choice of [families].
+func newLabOf(t *testing.T, choice string) *lab {
+	t.Helper()
 	nettest.NeedRoot(t)
 	nettest.LeakCheck(t)
 	dir := t.TempDir()
@@ -63,11 +69,13 @@ func newLab(t *testing.T) *lab {
 	if l.runtime, err = sandbox.Open(sandbox.Config{Dir: filepath.Join(dir, "run")}); err != nil {
 		t.Fatal(err)
 	}
-	fabric := newFabric(t, l.runtime)
+	net := families(l.runtime)[choice]
+	fabric := newFabricOf(t, net)
 	factory := informers.NewSharedInformerFactory(l.client, 0)
-	for _, p := range []Peer{one, two} {
+	for _, p := range net.Nodes[1:] {
 		n, err := New(Config{
-			Name: p.Name, IP: netip.PrefixFrom(p.IP, 24), PodCIDR: p.PodCIDR,
+			Name: p.Name, IP: netip.PrefixFrom(p.IP, net.Subnet.Bits()), PodCIDR: p.PodCIDR,
+			SecondaryIP: netip.PrefixFrom(p.SecondaryIP, net.SecondarySubnet.Bits()), SecondaryPodCIDR: p.SecondaryPodCIDR,
 			Client: l.client, Informers: factory, Fabric: fabric, Runtime: l.runtime,
 			StateDir: filepath.Join(dir, "state", p.Name), RuntimeDir: filepath.Join(dir, "run", "nodes", p.Name),
 			Log: slog.New(slog.NewTextHandler(t.Output(), nil)),

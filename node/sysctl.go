@@ -28,8 +28,9 @@ type setting struct{ file, value string }
 // settings returns what a namespace of the role must not leave to the host. fresh
 // is a namespace without links yet; settings that a proxy mode changes later are
 // only written then, so that a restart does not undo them under running traffic.
-// Files that the kernel does not have are passed over.
-func settings(role Role, fresh bool) []setting {
+// Files that the kernel does not have are passed over. ipv6 is a lab with IPv6
+// addresses; one without leaves most of it as the kernel has it.
+func settings(role Role, fresh, ipv6 bool) []setting {
 	if role == roleFabric {
 		return []setting{
 			{"ipv4/ip_forward", "0"},
@@ -60,6 +61,17 @@ func settings(role Role, fresh bool) []setting {
 		{"ipv4/conf/default/accept_redirects", "0"},
 		{"ipv6/conf/all/accept_ra", "0"},
 		{"ipv6/conf/default/accept_ra", "0"},
+	}
+	if ipv6 {
+		for _, which := range []string{"all", "default"} {
+			s = append(s,
+				setting{"ipv6/conf/" + which + "/disable_ipv6", "0"},
+				setting{"ipv6/conf/" + which + "/forwarding", forward},
+				setting{"ipv6/conf/" + which + "/accept_redirects", "0"})
+		}
+		// Every address is given by hand. One that the kernel makes for a link is
+		// tried out on the wire for a second first, at each pod.
+		s = append(s, setting{"ipv6/conf/default/addr_gen_mode", "1"})
 	}
 	if fresh {
 		for _, which := range []string{"all", "default"} {

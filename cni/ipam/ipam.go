@@ -29,9 +29,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -41,9 +43,11 @@ import (
 const (
 	lastFile = "last"
 	lockFile = "lock"
-	// lastWidth is the fixed size of the file "last": the longest IPv4 address
-	// and a line feed.
-	lastWidth = len("255.255.255.255") + 1
+	// lastWidth is the fixed size of the file "last": the longest address and a line
+	// feed.
+	lastWidth = len("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff") + 1
+	// hostBits is the least number of bits that a range leaves to its addresses.
+	hostBits = 3
 	// goneWith separates the owner from the link whose end frees the address.
 	goneWith = "gone-with"
 	// sweepAtMost bounds how many waiting addresses one call looks at, so that
@@ -88,9 +92,9 @@ type Reservation struct {
 type Config struct {
 	// Dir holds the files; it is made when it is missing. One range, one Dir.
 	Dir string
-	// Subnet is the range. The network's own address, the first host address
-	// (which readers expect to be a gateway) and the last address of an IPv4
-	// subnet are never handed out.
+	// Subnet is the range, of either family. The network's own address, the first
+	// host address (which readers expect to be a gateway) and the last address are
+	// never handed out.
 	Subnet netip.Prefix
 	// LinkGone reports whether a link on the node is gone; it is asked about
 	// addresses that were let go while their link stood. nil means that links
@@ -117,11 +121,11 @@ type dirStamp struct{ sec, nsec int64 }
 // Open makes Dir when it is missing and reads what is taken. Half-written files
 // of a killed process are removed.
 func Open(cfg Config) (*Pool, error) {
-	if !cfg.Subnet.IsValid() || !cfg.Subnet.Addr().Is4() {
-		return nil, fmt.Errorf("address range %q: only an IPv4 prefix can be served", cfg.Subnet)
+	if !cfg.Subnet.IsValid() || cfg.Subnet.Addr().Is4In6() {
+		return nil, fmt.Errorf("address range %q: want an IPv4 or IPv6 prefix", cfg.Subnet)
 	}
-	if cfg.Subnet.Bits() > 29 {
-		return nil, fmt.Errorf("address range %s: too small for pods, give a /29 or larger", cfg.Subnet)
+	if most := cfg.Subnet.Addr().BitLen() - hostBits; cfg.Subnet.Bits() > most {
+		return nil, fmt.Errorf("address range %s: too small for pods, give a /%d or larger", cfg.Subnet, most)
 	}
 	if cfg.LinkGone == nil {
 		cfg.LinkGone = func(string) bool { return true }
@@ -222,10 +226,8 @@ func (p *Pool) List() ([]Reservation, error) {
 		if err := p.reload(); err != nil {
 			return err
 		}
-		for a := p.first; a.Compare(p.last) <= 0; a = a.Next() {
-			if r, ok := p.index[a]; ok {
-				all = append(all, r)
-			}
+		for _, a := range slices.SortedFunc(maps.Keys(p.index), netip.Addr.Compare) {
+			all = append(all, p.index[a])
 		}
 		return nil
 	})
@@ -469,11 +471,12 @@ func (p *Pool) readStamp() (dirStamp, error) {
 	return dirStamp{st.Mtim.Sec, st.Mtim.Nsec}, nil
 }
 
-// lastAddr returns the highest address of an IPv4 prefix.
+// lastAddr returns the highest address of a prefix.
 func lastAddr(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().As4()
-	for i := p.Bits(); i < 32; i++ {
+	b := p.Masked().Addr().AsSlice()
+	for i := p.Bits(); i < 8*len(b); i++ {
 		b[i/8] |= 1 << (7 - i%8)
 	}
-	return netip.AddrFrom4(b)
+	last, _ := netip.AddrFromSlice(b)
+	return last
 }

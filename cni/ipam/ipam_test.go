@@ -194,8 +194,37 @@ func TestTwoProcessesNeverShareAnAddress(t *testing.T) {
 	}
 }
 
+// A range of IPv6 is handed out as one of IPv4 is, however large it is.
+func TestIPv6Range(t *testing.T) {
+	dir := t.TempDir()
+	p := open(t, Config{Dir: dir, Subnet: netip.MustParsePrefix("fd00:10:244:1::/64")})
+	for n, want := range []string{"fd00:10:244:1::2", "fd00:10:244:1::3", "fd00:10:244:1::4"} {
+		if got := mustAllocate(t, p, owner(n)); got.String() != want {
+			t.Errorf("address %d is %s, want %s", n, got, want)
+		}
+	}
+	if err := p.Release(owner(1), ""); err != nil {
+		t.Fatal(err)
+	}
+	again := open(t, Config{Dir: dir, Subnet: netip.MustParsePrefix("fd00:10:244:1::/64")})
+	all, err := again.List()
+	if err != nil || len(all) != 2 || all[1].Addr.String() != "fd00:10:244:1::4" || all[1].Owner != owner(2) {
+		t.Errorf("a second process sees %v, %v", all, err)
+	}
+	if got := mustAllocate(t, again, owner(3)); got.String() != "fd00:10:244:1::5" {
+		t.Errorf("the next address is %s", got)
+	}
+	small := open(t, Config{Dir: t.TempDir(), Subnet: netip.MustParsePrefix("fd00::8/125")})
+	for n := range 5 {
+		mustAllocate(t, small, owner(n))
+	}
+	if _, _, err := small.Allocate(owner(9)); !errors.Is(err, ErrExhausted) {
+		t.Errorf("a sixth address of a /125: %v", err)
+	}
+}
+
 func TestOpenAndAllocateRefuse(t *testing.T) {
-	for _, subnet := range []string{"10.0.0.0/30", "fd00::/64"} {
+	for _, subnet := range []string{"10.0.0.0/30", "fd00::/126", "::ffff:10.0.0.0/104"} {
 		if p, err := Open(Config{Dir: t.TempDir(), Subnet: netip.MustParsePrefix(subnet)}); err == nil {
 			t.Errorf("%s was accepted", subnet)
 			_ = p.Close()

@@ -29,29 +29,39 @@ func (p *Plugin) Check(r Request, conf *Conf) error {
 	if len(prev.IPs) == 0 {
 		return types.NewError(types.ErrInvalidNetworkConfig, "prevResult holds no address", "")
 	}
-	ip, ok := netip.AddrFromSlice(prev.IPs[0].Address.IP)
-	if !ok {
-		return types.NewError(types.ErrInvalidNetworkConfig, "prevResult holds no usable address", "")
+	var ips []netip.Addr
+	for _, c := range prev.IPs {
+		ip, ok := netip.AddrFromSlice(c.Address.IP)
+		if !ok {
+			return types.NewError(types.ErrInvalidNetworkConfig, "prevResult holds no usable address", "")
+		}
+		ips = append(ips, ip.Unmap())
 	}
-	ip = ip.Unmap()
 	pod, err := netns.Open(r.Netns)
 	if err != nil {
 		return types.NewError(types.ErrInvalidNetNS, fmt.Sprintf("open the namespace of container %s", r.ContainerID), err.Error())
 	}
 	defer func() { _ = pod.Close() }()
 
-	podErr := pod.Do(func() error {
-		return end{
-			name: r.IfName, addr: ip, neigh: Gateway(), mac: MAC(Gateway()).String(),
-			routes: []string{netip.PrefixFrom(Gateway(), 32).String(), "default via " + Gateway().String()},
-		}.check()
-	})
-	nodeErr := p.inNode(func() error {
-		return end{
-			name: LinkName(r.ContainerID, r.IfName), addr: Gateway(), neigh: ip, mac: MAC(ip).String(),
-			routes: []string{netip.PrefixFrom(ip, 32).String() + " src " + conf.NodeIP.String()},
-		}.check()
-	})
+	podEnd := end{name: r.IfName}
+	nodeEnd := end{name: LinkName(r.ContainerID, r.IfName)}
+	for _, ip := range ips {
+		gw := gatewayOf(ip)
+		inPod := part{addr: alone(ip), neigh: gw, mac: MAC(Gateway()).String(), routes: []string{"default via " + gw.String()}}
+		if ip.Is4() {
+			inPod.routes = append(inPod.routes, alone(gw).String())
+		}
+		podEnd.parts = append(podEnd.parts, inPod)
+		onNode := part{addr: onLink(gw), neigh: ip, mac: MAC(ips[0]).String()}
+		for _, l := range conf.lanes() {
+			if l.nodeIP.Is4() == ip.Is4() {
+				onNode.routes = []string{alone(ip).String() + " src " + l.nodeIP.String()}
+			}
+		}
+		nodeEnd.parts = append(nodeEnd.parts, onNode)
+	}
+	podErr := pod.Do(podEnd.check)
+	nodeErr := p.inNode(nodeEnd.check)
 	if podErr != nil {
 		podErr = fmt.Errorf("in the pod: %w", podErr)
 	}
@@ -64,7 +74,12 @@ func (p *Plugin) Check(r Request, conf *Conf) error {
 // end is one end of an attachment as it ought to be.
 type end struct {
 	name  string
-	addr  netip.Addr
+	parts []part
+}
+
+// part is what an end has of one family.
+type part struct {
+	addr  netip.Prefix
 	neigh netip.Addr
 	mac   string
 	// routes are written as describe writes them.
@@ -81,39 +96,52 @@ func (e end) check() error {
 	if link.Attrs().Flags&unix.IFF_UP == 0 {
 		errs = append(errs, fmt.Errorf("link %s is down", e.name))
 	}
-	addrs, err := netlink.AddrList(link, netlink.FAMILY_V4)
+	for _, p := range e.parts {
+		errs = append(errs, p.check(link))
+	}
+	return errors.Join(errs...)
+}
+
+// check reads what link has of the family.
+func (p part) check(link netlink.Link) error {
+	name, family := link.Attrs().Name, netlink.FAMILY_V4
+	if p.addr.Addr().Is6() {
+		family = netlink.FAMILY_V6
+	}
+	var errs []error
+	addrs, err := netlink.AddrList(link, family)
 	if err != nil {
-		return fmt.Errorf("read the addresses of %s: %w", e.name, err)
+		return fmt.Errorf("read the addresses of %s: %w", name, err)
 	}
 	found := false
 	for _, a := range addrs {
-		found = found || a.IPNet.String() == netip.PrefixFrom(e.addr, 32).String()
+		found = found || a.IPNet.String() == p.addr.String()
 	}
 	if !found {
-		errs = append(errs, fmt.Errorf("link %s has no address %s/32", e.name, e.addr))
+		errs = append(errs, fmt.Errorf("link %s has no address %s", name, p.addr))
 	}
-	neighs, err := netlink.NeighList(link.Attrs().Index, netlink.FAMILY_V4)
+	neighs, err := netlink.NeighList(link.Attrs().Index, family)
 	if err != nil {
-		return fmt.Errorf("read the neighbours of %s: %w", e.name, err)
+		return fmt.Errorf("read the neighbours of %s: %w", name, err)
 	}
 	found = false
 	for _, n := range neighs {
-		found = found || n.IP.String() == e.neigh.String() && n.HardwareAddr.String() == e.mac && n.State&netlink.NUD_PERMANENT != 0
+		found = found || n.IP.String() == p.neigh.String() && n.HardwareAddr.String() == p.mac && n.State&netlink.NUD_PERMANENT != 0
 	}
 	if !found {
-		errs = append(errs, fmt.Errorf("link %s has no permanent neighbour %s at %s", e.name, e.neigh, e.mac))
+		errs = append(errs, fmt.Errorf("link %s has no permanent neighbour %s at %s", name, p.neigh, p.mac))
 	}
-	routes, err := netlink.RouteList(link, netlink.FAMILY_V4)
+	routes, err := netlink.RouteList(link, family)
 	if err != nil {
-		return fmt.Errorf("read the routes over %s: %w", e.name, err)
+		return fmt.Errorf("read the routes over %s: %w", name, err)
 	}
 	have := map[string]bool{}
 	for _, r := range routes {
 		have[describe(r)] = true
 	}
-	for _, want := range e.routes {
+	for _, want := range p.routes {
 		if !have[want] {
-			errs = append(errs, fmt.Errorf("no route %q over %s", want, e.name))
+			errs = append(errs, fmt.Errorf("no route %q over %s", want, name))
 		}
 	}
 	return errors.Join(errs...)
@@ -122,7 +150,7 @@ func (e end) check() error {
 // describe writes a route the way `ip route` does, without the link.
 func describe(r netlink.Route) string {
 	s := "default"
-	if r.Dst != nil && r.Dst.String() != "0.0.0.0/0" {
+	if r.Dst != nil && r.Dst.String() != "0.0.0.0/0" && r.Dst.String() != "::/0" {
 		s = r.Dst.String()
 	}
 	if r.Gw != nil {
@@ -136,7 +164,7 @@ func describe(r netlink.Route) string {
 
 // hasLocalAddr reports whether a link of the thread's namespace carries ip.
 func hasLocalAddr(ip netip.Addr) error {
-	addrs, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return fmt.Errorf("read the node's addresses: %w", err)
 	}

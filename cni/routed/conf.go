@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -24,12 +25,28 @@ const Type = "routed"
 // that a lab could use.
 func Gateway() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 1, 1}) }
 
+// Gateway6 is Gateway for IPv6.
+func Gateway6() netip.Addr { return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 15: 1}) }
+
+// gatewayOf returns the next hop of a pod with the address ip.
+func gatewayOf(ip netip.Addr) netip.Addr {
+	if ip.Is4() {
+		return Gateway()
+	}
+	return Gateway6()
+}
+
 // Conf is the plugin's part of a network configuration list.
 type Conf struct {
 	types.PluginConf
 
-	// Subnet is the range of the pods' addresses on this node.
+	// Subnet is the range of the pods' addresses on this node, of either family. It
+	// is the primary one: a pod's first address is of it.
 	Subnet netip.Prefix `json:"subnet"`
+	// SecondarySubnet is a range of the other family for pods with two addresses,
+	// SecondaryNodeIP the node's own address of that family.
+	SecondarySubnet netip.Prefix `json:"secondarySubnet,omitzero"`
+	SecondaryNodeIP netip.Addr   `json:"secondaryNodeIP,omitzero"`
 	// DataDir holds the address reservations (package ipam).
 	DataDir string `json:"dataDir"`
 	// NodeIP is the source of what the node itself sends to its pods.
@@ -59,10 +76,15 @@ func parseConf(stdin []byte) (*Conf, error) {
 	switch {
 	case conf.Name == "":
 		return nil, types.NewError(types.ErrInvalidNetworkConfig, "the network configuration has no name", "")
-	case !conf.Subnet.IsValid() || !conf.Subnet.Addr().Is4():
-		return nil, invalid("\"subnet\" must be an IPv4 range such as 10.244.1.0/24")
-	case !conf.NodeIP.Is4():
-		return nil, invalid("\"nodeIP\" must be the node's IPv4 address")
+	case !conf.Subnet.IsValid():
+		return nil, invalid("\"subnet\" must be a range such as 10.244.1.0/24 or fd00:10:244:1::/64")
+	case !conf.NodeIP.IsValid() || conf.NodeIP.Is4() != conf.Subnet.Addr().Is4():
+		return nil, invalid("\"nodeIP\" must be the node's address of the family of \"subnet\" %s", conf.Subnet)
+	case conf.SecondarySubnet.IsValid() && conf.SecondarySubnet.Addr().Is4() == conf.Subnet.Addr().Is4():
+		return nil, invalid("\"secondarySubnet\" %s must be of another family than \"subnet\" %s", conf.SecondarySubnet, conf.Subnet)
+	case conf.SecondarySubnet.IsValid() != conf.SecondaryNodeIP.IsValid(),
+		conf.SecondarySubnet.IsValid() && conf.SecondaryNodeIP.Is4() != conf.SecondarySubnet.Addr().Is4():
+		return nil, invalid("\"secondarySubnet\" needs \"secondaryNodeIP\", the node's address of that family, and the other way round")
 	case conf.DataDir == "":
 		return nil, invalid("\"dataDir\" must name a directory for the address reservations")
 	case conf.MTU < 0 || conf.MTU > 65535 || conf.MTU > 0 && conf.MTU < 576:
@@ -91,11 +113,47 @@ func LinkName(containerID, ifName string) string {
 	return "veth" + hex.EncodeToString(sum[:4])
 }
 
-// MAC returns the hardware address of the link end that carries ip.
+// MAC returns the hardware address of the link end whose first address is ip.
 func MAC(ip netip.Addr) net.HardwareAddr {
-	b := ip.As4()
+	b := ip.AsSlice()
+	if ip.Is6() {
+		sum := sha256.Sum256(b)
+		b = sum[:4]
+	}
 	return net.HardwareAddr{0x0a, 0x58, b[0], b[1], b[2], b[3]}
 }
+
+// lane is what a pod gets of one family: an address of the range, with a route on
+// the node that names the node's own address as its source.
+type lane struct {
+	subnet netip.Prefix
+	nodeIP netip.Addr
+	// dir holds the reservations of the range.
+	dir string
+}
+
+// lanes returns the families of the network, the primary one first.
+func (c *Conf) lanes() []lane {
+	all := []lane{{c.Subnet, c.NodeIP, c.DataDir}}
+	if c.SecondarySubnet.IsValid() {
+		all = append(all, lane{c.SecondarySubnet, c.SecondaryNodeIP, filepath.Join(c.DataDir, secondaryDir)})
+	}
+	return all
+}
+
+// secondaryDir holds the reservations of the second family, below DataDir.
+const secondaryDir = "secondary"
+
+// anywhere is the destination of a default route of the family of ip.
+func anywhere(ip netip.Addr) netip.Prefix {
+	if ip.Is4() {
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+}
+
+// alone is the prefix that holds only ip.
+func alone(ip netip.Addr) netip.Prefix { return netip.PrefixFrom(ip, ip.BitLen()) }
 
 // podArgs are the variables of CNI_ARGS that a Kubernetes runtime sets.
 type podArgs struct {
@@ -117,22 +175,25 @@ func (r Request) alias() string {
 }
 
 // result describes an attachment as the specification wants it: the node's end,
-// the pod's end, and the address on the latter.
-func (c *Conf) result(r Request, ip netip.Addr) *types100.Result {
+// the pod's end, and the addresses on the latter.
+func (c *Conf) result(r Request, ips []netip.Addr) *types100.Result {
 	podEnd := 1
-	gw := net.IP(Gateway().AsSlice())
-	return &types100.Result{
+	res := &types100.Result{
 		CNIVersion: types100.ImplementedSpecVersion,
 		Interfaces: []*types100.Interface{
 			{Name: LinkName(r.ContainerID, r.IfName), Mac: MAC(Gateway()).String(), Mtu: c.MTU},
-			{Name: r.IfName, Mac: MAC(ip).String(), Mtu: c.MTU, Sandbox: r.Netns},
+			{Name: r.IfName, Mac: MAC(ips[0]).String(), Mtu: c.MTU, Sandbox: r.Netns},
 		},
-		IPs: []*types100.IPConfig{{
-			Interface: &podEnd,
-			Address:   net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(32, 32)},
-			Gateway:   gw,
-		}},
-		Routes: []*types.Route{{Dst: net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}, GW: gw}},
-		DNS:    c.DNS,
+		DNS: c.DNS,
 	}
+	for _, ip := range ips {
+		gw := net.IP(gatewayOf(ip).AsSlice())
+		res.IPs = append(res.IPs, &types100.IPConfig{Interface: &podEnd, Address: ipNet(alone(ip)), Gateway: gw})
+		res.Routes = append(res.Routes, &types.Route{Dst: ipNet(anywhere(ip)), GW: gw})
+	}
+	return res
+}
+
+func ipNet(p netip.Prefix) net.IPNet {
+	return net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }

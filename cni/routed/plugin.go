@@ -125,8 +125,8 @@ func (p *Plugin) serve(ctx context.Context, r Request) ([]byte, error) {
 	return nil, types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("unknown CNI_COMMAND %q", r.Command), "")
 }
 
-// open returns the node's socket and the pool of the range.
-func (p *Plugin) open(conf *Conf) (*rtnl.Conn, *ipam.Pool, error) {
+// open returns the node's socket and the pool of each family's range.
+func (p *Plugin) open(conf *Conf) (*rtnl.Conn, pools, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.node == nil {
@@ -140,27 +140,74 @@ func (p *Plugin) open(conf *Conf) (*rtnl.Conn, *ipam.Pool, error) {
 		}
 		p.node = node
 	}
-	key := rangeKey{conf.DataDir, conf.Subnet}
-	pool, ok := p.pools[key]
-	if !ok {
-		node := p.node
-		gone := func(name string) bool {
-			var l rtnl.Link
-			return errors.Is(node.Do(new(rtnl.Batch).GetLink(name, &l)), unix.ENODEV)
-		}
-		var err error
-		if pool, err = ipam.Open(ipam.Config{Dir: conf.DataDir, Subnet: conf.Subnet, LinkGone: gone}); err != nil {
-			return nil, nil, types.NewError(types.ErrIOFailure, "open the address range", err.Error())
-		}
-		p.pools[key] = pool
+	node := p.node
+	gone := func(name string) bool {
+		var l rtnl.Link
+		return errors.Is(node.Do(new(rtnl.Batch).GetLink(name, &l)), unix.ENODEV)
 	}
-	return p.node, pool, nil
+	var all pools
+	for _, l := range conf.lanes() {
+		key := rangeKey{l.dir, l.subnet}
+		pool, ok := p.pools[key]
+		if !ok {
+			var err error
+			if pool, err = ipam.Open(ipam.Config{Dir: l.dir, Subnet: l.subnet, LinkGone: gone}); err != nil {
+				return nil, nil, types.NewError(types.ErrIOFailure, "open the address range", err.Error())
+			}
+			p.pools[key] = pool
+		}
+		all = append(all, pool)
+	}
+	return node, all, nil
+}
+
+// pools are the ranges of an attachment, one a family, in the order of the lanes.
+type pools []*ipam.Pool
+
+// allocate takes an address of each range. When a range has none, those of the
+// others go back. fresh tells whether the owner held none before.
+func (ps pools) allocate(owner ipam.Owner) (ips []netip.Addr, fresh bool, err error) {
+	var taken pools
+	for _, pool := range ps {
+		ip, isNew, err := pool.Allocate(owner)
+		if err != nil {
+			return nil, false, errors.Join(err, taken.release(owner, ""))
+		}
+		if isNew {
+			taken = append(taken, pool)
+		}
+		ips, fresh = append(ips, ip), fresh || isNew
+	}
+	return ips, fresh, nil
+}
+
+// lookup returns the addresses that owner holds.
+func (ps pools) lookup(owner ipam.Owner) (ips []netip.Addr, err error) {
+	for _, pool := range ps {
+		ip, ok, err := pool.Lookup(owner)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			ips = append(ips, ip)
+		}
+	}
+	return ips, nil
+}
+
+// release gives owner's addresses back, each when the link has gone.
+func (ps pools) release(owner ipam.Owner, link string) error {
+	var errs []error
+	for _, pool := range ps {
+		errs = append(errs, pool.Release(owner, link))
+	}
+	return errors.Join(errs...)
 }
 
 // Add joins a pod to the node. A second ADD gives the same result and puts back
 // whatever of the wiring is missing. When it fails nothing stays behind.
 func (p *Plugin) Add(r Request, conf *Conf) (*types100.Result, error) {
-	node, pool, err := p.open(conf)
+	node, pools, err := p.open(conf)
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +218,7 @@ func (p *Plugin) Add(r Request, conf *Conf) (*types100.Result, error) {
 	defer func() { _ = pod.Close() }()
 
 	owner := ipam.Owner{ID: r.ContainerID, IfName: r.IfName}
-	ip, fresh, err := pool.Allocate(owner)
+	ips, fresh, err := pools.allocate(owner)
 	if errors.Is(err, ipam.ErrExhausted) {
 		return nil, types.NewError(types.ErrTryAgainLater, err.Error(), "")
 	}
@@ -179,44 +226,47 @@ func (p *Plugin) Add(r Request, conf *Conf) (*types100.Result, error) {
 		return nil, err
 	}
 	w := wiring{
-		node: node, pod: pod, mtu: conf.MTU, nodeIP: conf.NodeIP, ip: ip,
+		node: node, pod: pod, mtu: conf.MTU, ips: ips,
 		host: LinkName(r.ContainerID, r.IfName), ifName: r.IfName, alias: r.alias(),
+	}
+	for _, l := range conf.lanes() {
+		w.nodeIPs = append(w.nodeIPs, l.nodeIP)
 	}
 	if err := w.add(); err != nil {
 		if fresh {
-			err = errors.Join(err, w.remove(false), pool.Release(owner, w.host))
+			err = errors.Join(err, w.remove(false), pools.release(owner, w.host))
 		}
 		return nil, fmt.Errorf("wire container %s: %w", r.ContainerID, err)
 	}
-	return conf.result(r, ip), nil
+	return conf.result(r, ips), nil
 }
 
 // Del takes a pod's wiring away; what is not there is success, a namespace that
 // is gone too.
 func (p *Plugin) Del(r Request, conf *Conf) error {
-	node, pool, err := p.open(conf)
+	node, pools, err := p.open(conf)
 	if err != nil {
 		return err
 	}
-	return detach(node, pool, ipam.Owner{ID: r.ContainerID, IfName: r.IfName}, conf.KeepLinks)
+	return detach(node, pools, ipam.Owner{ID: r.ContainerID, IfName: r.IfName}, conf.KeepLinks)
 }
 
-// detach removes the wiring of an owner and gives its address back.
-func detach(node *rtnl.Conn, pool *ipam.Pool, owner ipam.Owner, keepLink bool) error {
-	ip, _, err := pool.Lookup(owner)
+// detach removes the wiring of an owner and gives its addresses back.
+func detach(node *rtnl.Conn, pools pools, owner ipam.Owner, keepLink bool) error {
+	ips, err := pools.lookup(owner)
 	if err != nil {
 		return err
 	}
-	w := wiring{node: node, ip: ip, host: LinkName(owner.ID, owner.IfName), alias: owner.ID + "/" + owner.IfName}
+	w := wiring{node: node, ips: ips, host: LinkName(owner.ID, owner.IfName), alias: owner.ID + "/" + owner.IfName}
 	if err := w.remove(keepLink); err != nil {
 		return fmt.Errorf("unwire container %s: %w", owner.ID, err)
 	}
-	return pool.Release(owner, w.host)
+	return pools.release(owner, w.host)
 }
 
 // GC takes away every attachment that the runtime does not name as valid.
 func (p *Plugin) GC(conf *Conf) error {
-	node, pool, err := p.open(conf)
+	node, pools, err := p.open(conf)
 	if err != nil {
 		return err
 	}
@@ -224,14 +274,16 @@ func (p *Plugin) GC(conf *Conf) error {
 	for _, a := range conf.ValidAttachments {
 		valid[ipam.Owner{ID: a.ContainerID, IfName: a.IfName}] = true
 	}
-	all, err := pool.List()
-	if err != nil {
-		return err
-	}
 	var errs []error
-	for _, r := range all {
-		if r.GoneWith == "" && !valid[r.Owner] {
-			errs = append(errs, detach(node, pool, r.Owner, conf.KeepLinks))
+	for _, pool := range pools {
+		all, err := pool.List()
+		if err != nil {
+			return err
+		}
+		for _, r := range all {
+			if r.GoneWith == "" && !valid[r.Owner] {
+				errs = append(errs, detach(node, pools, r.Owner, conf.KeepLinks))
+			}
 		}
 	}
 	return errors.Join(errs...)
@@ -246,8 +298,10 @@ func (p *Plugin) Status(conf *Conf) error {
 	if _, _, err := p.open(conf); err != nil {
 		return types.NewError(types.ErrPluginNotAvailable, "the node cannot be wired", err.Error())
 	}
-	if err := p.inNode(func() error { return hasLocalAddr(conf.NodeIP) }); err != nil {
-		return types.NewError(types.ErrPluginNotAvailable, fmt.Sprintf("node IP %s is not usable", conf.NodeIP), err.Error())
+	for _, l := range conf.lanes() {
+		if err := p.inNode(func() error { return hasLocalAddr(l.nodeIP) }); err != nil {
+			return types.NewError(types.ErrPluginNotAvailable, fmt.Sprintf("node IP %s is not usable", l.nodeIP), err.Error())
+		}
 	}
 	return nil
 }

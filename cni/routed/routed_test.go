@@ -121,12 +121,12 @@ func ping(tb testing.TB, a, b *netns.NS, addr netip.Addr) (time.Duration, netip.
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	l, err := b.ListenPacket(ctx, "udp4", netip.AddrPortFrom(addr, 9).String())
+	l, err := b.ListenPacket(ctx, "udp", netip.AddrPortFrom(addr, 9).String())
 	if err != nil {
 		tb.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
-	c, err := a.Dial(ctx, "udp4", netip.AddrPortFrom(addr, 9).String())
+	c, err := a.Dial(ctx, "udp", netip.AddrPortFrom(addr, 9).String())
 	if err != nil {
 		return 0, netip.Addr{}, err
 	}
@@ -240,6 +240,133 @@ func TestAddIsRepeatableAndHeals(t *testing.T) {
 	}
 }
 
+// A pod has an address of each family, the first of the first range; the kernel may
+// use all of them at once.
+func TestFamilies(t *testing.T) {
+	nettest.NeedRoot(t)
+	nettest.LeakCheck(t)
+	const nodeIP6 = "fd00:10::132"
+	for name, c := range map[string]struct {
+		conf map[string]any
+		ips  []string
+	}{
+		"dual":         {map[string]any{"subnet": "10.244.1.0/24", "secondarySubnet": "fd00:10:244:1::/64", "secondaryNodeIP": nodeIP6}, []string{"10.244.1.2", "fd00:10:244:1::2"}},
+		"IPv6 first":   {map[string]any{"subnet": "fd00:10:244:1::/64", "nodeIP": nodeIP6, "secondarySubnet": "10.244.1.0/24", "secondaryNodeIP": nodeIP}, []string{"fd00:10:244:1::2", "10.244.1.2"}},
+		"IPv6 only":    {map[string]any{"subnet": "fd00:10:244:1::/64", "nodeIP": nodeIP6}, []string{"fd00:10:244:1::2"}},
+		"small second": {map[string]any{"subnet": "10.244.1.0/24", "secondarySubnet": "fd00::8/125", "secondaryNodeIP": nodeIP6}, []string{"10.244.1.2", "fd00::a"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, "10.244.1.0/24")
+			for k, v := range c.conf {
+				n.conf[k] = v
+			}
+			if err := n.ns.Do(func() error {
+				for _, s := range []string{"all/disable_ipv6", "default/disable_ipv6", "all/forwarding"} {
+					if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+s, []byte(map[bool]string{true: "1", false: "0"}[s == "all/forwarding"]), 0); err != nil {
+						return err
+					}
+				}
+				return eachLink("lo", func(l netlink.Link) error {
+					addr, err := netlink.ParseAddr(nodeIP6 + "/128")
+					if err != nil {
+						return err
+					}
+					return netlink.AddrAdd(l, addr)
+				})
+			}); err != nil {
+				t.Fatal(err)
+			}
+			pods := []*netns.NS{nettest.NewNS(t), nettest.NewNS(t)}
+			var all [2][]netip.Addr
+			for i, pod := range pods {
+				var out []byte
+				for range 2 {
+					var err error
+					if out, err = n.call(t, "ADD", fmt.Sprint("p", i), pod, nil); err != nil {
+						t.Fatal(err)
+					}
+				}
+				res, err := types100.NewResult(out)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r, err := types100.GetResult(res)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, ip := range r.IPs {
+					a, _ := netip.AddrFromSlice(ip.Address.IP)
+					all[i] = append(all[i], a.Unmap())
+				}
+				var prev map[string]any
+				if err := json.Unmarshal(out, &prev); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := n.call(t, "CHECK", fmt.Sprint("p", i), pod, map[string]any{"prevResult": prev}); err != nil {
+					t.Errorf("CHECK: %v", err)
+				}
+			}
+			if got := fmt.Sprint(all[0]); got != fmt.Sprint(c.ips) {
+				t.Fatalf("the first pod has %v, want %v", got, c.ips)
+			}
+			for f, ip := range all[1] {
+				node := netip.MustParseAddr(nodeIP)
+				if ip.Is6() {
+					node = netip.MustParseAddr(nodeIP6)
+				}
+				took, from, err := ping(t, pods[0], pods[1], ip)
+				if err != nil || from != all[0][f] {
+					t.Errorf("pod to pod %s: from %s, %v", ip, from, err)
+				}
+				if took > 250*time.Millisecond {
+					t.Errorf("the first packet to %s took %s, want under 250 ms", ip, took)
+				}
+				if _, from, err := ping(t, n.ns, pods[1], ip); err != nil || from != node {
+					t.Errorf("node to pod %s comes from %s (%v), want %s", ip, from, err, node)
+				}
+				if _, from, err := ping(t, pods[1], n.ns, node); err != nil || from != ip {
+					t.Errorf("pod to node comes from %s (%v), want %s", from, err, ip)
+				}
+			}
+			if err := pods[0].Do(func() error {
+				addrs, err := netlink.AddrList(nil, netlink.FAMILY_V6)
+				for _, a := range addrs {
+					if a.Flags&unix.IFA_F_TENTATIVE != 0 {
+						t.Errorf("%s is tentative", a)
+					}
+				}
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			if name == "small second" { // five addresses: an ADD that fails takes none of the first range
+				for i := 2; i < 7; i++ {
+					pod := nettest.NewNS(t)
+					_, err := n.call(t, "ADD", fmt.Sprint("p", i), pod, nil)
+					if (err == nil) != (i < 5) {
+						t.Errorf("ADD of pod %d: %v", i, err)
+					}
+				}
+				_, pools, err := n.open(mustConf(t, n))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if left, err := pools[0].List(); err != nil || len(left) != 5 {
+					t.Errorf("addresses of the first range: %v, %v", left, err)
+				}
+			}
+			for i := range 2 {
+				if _, err := n.call(t, "DEL", fmt.Sprint("p", i), pods[i], nil); err != nil {
+					t.Error(err)
+				}
+			}
+			if _, _, err := ping(t, n.ns, pods[1], all[1][0]); err == nil {
+				t.Error("after DEL the pod is reached")
+			}
+		})
+	}
+}
+
 func eachLink(name string, fn func(netlink.Link) error) error {
 	l, err := netlink.LinkByName(name)
 	if err != nil {
@@ -263,10 +390,11 @@ func TestDelAfterTheNamespaceIsGone(t *testing.T) {
 		}
 	}
 	nettest.Eventually(t, 5*time.Second, "the address to be free", func() error {
-		_, pool, err := n.open(mustConf(t, n))
+		_, pools, err := n.open(mustConf(t, n))
 		if err != nil {
 			return err
 		}
+		pool := pools[0]
 		if _, _, err := pool.Allocate(ipam.Owner{ID: "z", IfName: "eth0"}); err != nil {
 			return err
 		}
@@ -413,7 +541,10 @@ func TestStatusVersionAndBadInput(t *testing.T) {
 		{"node IP is not there", map[string]any{"nodeIP": "10.0.0.9"}, types.ErrPluginNotAvailable},
 		{"future version", map[string]any{"cniVersion": "9.0.0"}, types.ErrIncompatibleCNIVersion},
 		{"no subnet", map[string]any{"subnet": ""}, types.ErrInvalidNetworkConfig},
-		{"IPv6 subnet", map[string]any{"subnet": "fd00::/64"}, types.ErrInvalidNetworkConfig},
+		{"subnet of another family", map[string]any{"subnet": "fd00::/64"}, types.ErrInvalidNetworkConfig},
+		{"two subnets of one family", map[string]any{"secondarySubnet": "10.9.0.0/24", "secondaryNodeIP": "10.0.0.132"}, types.ErrInvalidNetworkConfig},
+		{"second subnet alone", map[string]any{"secondarySubnet": "fd00::/64"}, types.ErrInvalidNetworkConfig},
+		{"second node IP of another family", map[string]any{"secondarySubnet": "fd00::/64", "secondaryNodeIP": "10.0.0.132"}, types.ErrInvalidNetworkConfig},
 		{"bad subnet", map[string]any{"subnet": "10.0.0.0"}, types.ErrDecodingFailure},
 		{"small MTU", map[string]any{"mtu": 40}, types.ErrInvalidNetworkConfig},
 		{"no directory", map[string]any{"dataDir": ""}, types.ErrInvalidNetworkConfig},

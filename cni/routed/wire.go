@@ -5,8 +5,10 @@ package routed
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -17,14 +19,15 @@ import (
 
 // wiring is the attachment of one pod, decided and ready to be written.
 type wiring struct {
-	node   *rtnl.Conn
-	pod    *netns.NS
-	mtu    int
-	nodeIP netip.Addr
-	ip     netip.Addr
-	host   string // name of the node's end
-	ifName string // name of the pod's end
-	alias  string
+	node *rtnl.Conn
+	pod  *netns.NS
+	mtu  int
+	// ips are the pod's addresses, at most one a family; nodeIPs are the node's, in
+	// the same order.
+	ips, nodeIPs []netip.Addr
+	host         string // name of the node's end
+	ifName       string // name of the pod's end
+	alias        string
 }
 
 // add writes the attachment, in three calls to the kernel. Every message but the
@@ -40,18 +43,27 @@ func (w wiring) add() error {
 	if err != nil {
 		return err
 	}
-	eth0, gw := host.Peer, netip.PrefixFrom(Gateway(), 32)
+	eth0 := host.Peer
 	var (
 		l              rtnl.Link
 		all, byDefault bool // eth0 began with the latter
 	)
-	err = pod.Do(new(rtnl.Batch).
-		SetUp(1). // lo
-		SetUp(eth0).
-		AddAddr(eth0, netip.PrefixFrom(w.ip, 32), unix.RT_SCOPE_UNIVERSE).
-		ReplaceNeigh(eth0, Gateway(), MAC(Gateway())).
-		ReplaceRoute(rtnl.Route{Dst: gw, Link: eth0}).
-		ReplaceRoute(rtnl.Route{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Via: Gateway(), Link: eth0}).
+	b := new(rtnl.Batch).SetUp(1) // lo
+	if w.hasIPv6() {
+		b.NoLinkLocal(eth0)
+	}
+	b.SetUp(eth0)
+	for _, ip := range w.ips {
+		gw := gatewayOf(ip)
+		b.AddAddr(eth0, alone(ip), unix.RT_SCOPE_UNIVERSE).ReplaceNeigh(eth0, gw, MAC(Gateway()))
+		if ip.Is4() {
+			b.ReplaceRoute(rtnl.Route{Dst: alone(gw), Link: eth0})
+		} else {
+			b.AddAddr(eth0, linkLocal(MAC(w.ips[0])), unix.RT_SCOPE_LINK)
+		}
+		b.ReplaceRoute(rtnl.Route{Dst: anywhere(ip), Via: gw, Link: eth0})
+	}
+	err = pod.Do(b.
 		GetForwarding(rtnl.AllLinks, &all).GetForwarding(rtnl.DefaultLinks, &byDefault).
 		GetLinkAt(eth0, &l))
 	if err != nil {
@@ -64,21 +76,39 @@ func (w wiring) add() error {
 			return err
 		}
 	}
-	b := new(rtnl.Batch)
+	b = new(rtnl.Batch)
 	if fresh {
 		b.SetLink(host.Index, w.alias, 0, 0)
 	} else {
 		b.SetUp(host.Index).SetLink(host.Index, w.alias, w.mtu, 0)
 	}
-	err = w.node.Do(b.
-		AddAddr(host.Index, gw, unix.RT_SCOPE_LINK).
-		ReplaceNeigh(host.Index, w.ip, MAC(w.ip)).
-		ReplaceRoute(rtnl.Route{Dst: netip.PrefixFrom(w.ip, 32), Link: host.Index, Src: w.nodeIP}).
-		GetLinkAt(host.Index, &l))
-	if err != nil {
+	for i, ip := range w.ips {
+		b.AddAddr(host.Index, onLink(gatewayOf(ip)), unix.RT_SCOPE_LINK).
+			ReplaceNeigh(host.Index, ip, MAC(w.ips[0])).
+			ReplaceRoute(rtnl.Route{Dst: alone(ip), Link: host.Index, Src: w.nodeIPs[i]})
+	}
+	if err := w.node.Do(b.GetLinkAt(host.Index, &l)); err != nil {
 		return fmt.Errorf("set up %s: %w", w.host, err)
 	}
 	return nil
+}
+
+func (w wiring) hasIPv6() bool { return slices.ContainsFunc(w.ips, netip.Addr.Is6) }
+
+// onLink is a gateway's address as it stands on the node's end: IPv6 link-local
+// addresses have a network of their own on each link.
+func onLink(gw netip.Addr) netip.Prefix {
+	if gw.Is4() {
+		return alone(gw)
+	}
+	return netip.PrefixFrom(gw, 64)
+}
+
+// linkLocal is the IPv6 link-local address that the kernel would give a link (RFC
+// 4291, appendix A). It is set by hand because the kernel tries its own out first.
+func linkLocal(mac net.HardwareAddr) netip.Prefix {
+	ip := netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
+	return netip.PrefixFrom(ip, 64)
 }
 
 // stopForwarding runs in the pod. Writing ip_forward sets all links and the value
@@ -97,7 +127,7 @@ func (w wiring) pair(pod *rtnl.Conn) (host rtnl.Link, fresh bool, err error) {
 	for attempt := 0; ; attempt++ {
 		err = w.node.Do(new(rtnl.Batch).AddVeth(rtnl.Veth{
 			Name: w.host, MTU: w.mtu, MAC: MAC(Gateway()), Up: true,
-			Peer: rtnl.VethPeer{Name: w.ifName, MTU: w.mtu, MAC: MAC(w.ip), NSFd: w.pod.Fd()},
+			Peer: rtnl.VethPeer{Name: w.ifName, MTU: w.mtu, MAC: MAC(w.ips[0]), NSFd: w.pod.Fd()},
 		}).GetLink(w.host, &host))
 		if err == nil {
 			return host, true, nil
@@ -129,7 +159,7 @@ func (w wiring) existing(pod *rtnl.Conn) (rtnl.Link, error) {
 		return host, fmt.Errorf("the pod has an interface %s already that is not this plugin's: %w", w.ifName, unix.EEXIST)
 	case host.Alias != "" && !w.owns(host.Alias):
 		return rtnl.Link{}, fmt.Errorf("link %s on the node belongs to %q: %w", w.host, host.Alias, unix.EEXIST)
-	case eth.Index != 0 && eth.Index == host.Peer && eth.Peer == host.Index && eth.MAC.String() == MAC(w.ip).String():
+	case eth.Index != 0 && eth.Index == host.Peer && eth.Peer == host.Index && eth.MAC.String() == MAC(w.ips[0]).String():
 		return host, nil
 	case eth.Index != 0 && (eth.Index != host.Peer || eth.Peer != host.Index):
 		return rtnl.Link{}, fmt.Errorf("the pod has an interface %s already that is not this plugin's: %w", w.ifName, unix.EEXIST)
@@ -156,8 +186,8 @@ func (w wiring) remove(keepLink bool) error {
 		return nil
 	}
 	b := new(rtnl.Batch)
-	if w.ip.IsValid() {
-		b.DelRoute(rtnl.Route{Dst: netip.PrefixFrom(w.ip, 32), Link: host.Index}).DelNeigh(host.Index, w.ip)
+	for _, ip := range w.ips {
+		b.DelRoute(rtnl.Route{Dst: alone(ip), Link: host.Index}).DelNeigh(host.Index, ip)
 	}
 	if !keepLink {
 		b.DelLink(host.Index).Tolerate(unix.ENODEV)

@@ -126,6 +126,20 @@ func (b *Batch) SetUp(index int) *Batch {
 	return b.end()
 }
 
+// NoLinkLocal keeps the kernel from giving a link that comes up an IPv6 link-local
+// address of its own, which it would try out for a second first. A kernel or a
+// namespace without IPv6 is success.
+func (b *Batch) NoLinkLocal(index int) *Batch {
+	b.begin(unix.RTM_NEWLINK, 0, "stop automatic addresses of link", func() string { return fmt.Sprint(index) })
+	b.ifinfo(index, 0, 0)
+	all := b.nest(unix.IFLA_AF_SPEC)
+	inet6 := b.nest(unix.AF_INET6)
+	b.attr(inet6AddrGenMode, []byte{addrGenNone})
+	b.unnest(inet6)
+	b.unnest(all)
+	return b.end().Tolerate(unix.EAFNOSUPPORT, unix.EINVAL)
+}
+
 // SetLink changes an existing link: its alias (what `ip link` shows), its MTU
 // and its master; zero values stay as they are.
 func (b *Batch) SetLink(index int, alias string, mtu, master int) *Batch {
@@ -247,6 +261,9 @@ type Route struct {
 	// Protocol marks who wrote the route; 0 is RTPROT_BOOT, what `ip route add`
 	// writes.
 	Protocol uint8
+	// Metric ranks routes to one destination; 0 is the kernel's choice: 0 for IPv4,
+	// 1024 for IPv6.
+	Metric uint32
 }
 
 func (r Route) scope() uint8 {
@@ -293,6 +310,9 @@ func (b *Batch) route(r Route, scope uint8) *Batch {
 	}
 	if r.Src.IsValid() {
 		b.attr(unix.RTA_PREFSRC, r.Src.AsSlice())
+	}
+	if r.Metric != 0 {
+		b.u32(unix.RTA_PRIORITY, r.Metric)
 	}
 	return b.end()
 }
@@ -357,6 +377,12 @@ const (
 
 // vethInfoPeer is VETH_INFO_PEER of linux/veth.h.
 const vethInfoPeer = 1
+
+// IFLA_INET6_ADDR_GEN_MODE and IN6_ADDR_GEN_MODE_NONE of linux/if_link.h.
+const (
+	inet6AddrGenMode = 8
+	addrGenNone      = 1
+)
 
 func family(a netip.Addr) uint8 {
 	if a.Is4() {

@@ -28,7 +28,8 @@ func Watch(ctx context.Context, ns *netns.NS, lost func()) error {
 		if err != nil {
 			return err
 		}
-		groups := uint32(unix.RTMGRP_LINK | unix.RTMGRP_NEIGH | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV4_ROUTE)
+		groups := uint32(unix.RTMGRP_LINK | unix.RTMGRP_NEIGH | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV4_ROUTE |
+			unix.RTMGRP_IPV6_IFADDR | unix.RTMGRP_IPV6_ROUTE)
 		if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
 			return errors.Join(err, unix.Close(fd))
 		}

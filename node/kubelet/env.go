@@ -186,8 +186,14 @@ func (k *Kubelet) field(o *corev1.Pod, path string, ips []netip.Addr) (string, e
 		return o.Spec.NodeName, nil
 	case "spec.serviceAccountName":
 		return o.Spec.ServiceAccountName, nil
-	case "status.hostIP", "status.hostIPs":
+	case "status.hostIP":
 		return k.cfg.NodeIP.String(), nil
+	case "status.hostIPs":
+		var all []string
+		for _, ip := range k.cfg.nodeIPs() {
+			all = append(all, ip.String())
+		}
+		return strings.Join(all, ","), nil
 	case "status.podIP":
 		return first, nil
 	case "status.podIPs":

@@ -44,7 +44,9 @@ type Config struct {
 	// NodeName and NodeIP identify the node; NodeNS is its network namespace.
 	NodeName string
 	NodeIP   netip.Addr
-	NodeNS   *netns.NS
+	// SecondaryNodeIP is the node's address of the other IP family, when it has one.
+	SecondaryNodeIP netip.Addr
+	NodeNS          *netns.NS
 	// NodeNSName is what the runtime calls that namespace, for pods that live in it.
 	NodeNSName string
 
@@ -65,6 +67,15 @@ type Config struct {
 	ClusterDomain string
 
 	Log *slog.Logger
+}
+
+// nodeIPs are the node's addresses, one a family.
+func (c *Config) nodeIPs() []netip.Addr {
+	all := []netip.Addr{c.NodeIP}
+	if c.SecondaryNodeIP.IsValid() {
+		all = append(all, c.SecondaryNodeIP)
+	}
+	return all
 }
 
 // Kubelet runs the pods of one node.
@@ -304,8 +315,9 @@ func (k *Kubelet) background(fn func(ctx context.Context)) {
 
 // Attachment is a pod's place on the network, for the node's healing loop.
 type Attachment struct {
-	ID                    string
-	IP                    netip.Addr
+	ID string
+	// IPs are the pod's addresses, at most one a family.
+	IPs                   []netip.Addr
 	PodNamespace, PodName string
 }
 
@@ -313,9 +325,9 @@ type Attachment struct {
 func (k *Kubelet) Attachments() []Attachment {
 	var all []Attachment
 	for _, p := range k.allPods() {
-		if ip, ok := p.attached(); ok {
+		if ips, ok := p.attached(); ok {
 			o := p.object()
-			all = append(all, Attachment{ID: string(p.uid), IP: ip, PodNamespace: o.Namespace, PodName: o.Name})
+			all = append(all, Attachment{ID: string(p.uid), IPs: ips, PodNamespace: o.Namespace, PodName: o.Name})
 		}
 	}
 	return all

@@ -89,14 +89,14 @@ func (p *pod) box() *sandbox.Sandbox {
 	return p.sandbox
 }
 
-// attached returns the pod's address while the network has to keep it.
-func (p *pod) attached() (netip.Addr, bool) {
+// attached returns the pod's addresses while the network has to keep it.
+func (p *pod) attached() ([]netip.Addr, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.ips) == 0 || p.latest.Spec.HostNetwork || p.end != nil || p.released || p.removed {
-		return netip.Addr{}, false
+		return nil, false
 	}
-	return p.ips[0], true
+	return p.ips, true
 }
 
 // addresses returns the pod's addresses.

@@ -60,8 +60,10 @@ func (k *Kubelet) statusOf(p *pod, o *corev1.Pod, before *corev1.PodStatus) *cor
 	if s.StartTime == nil {
 		s.StartTime = &started
 	}
-	s.HostIP = k.cfg.NodeIP.String()
-	s.HostIPs = []corev1.HostIP{{IP: s.HostIP}}
+	s.HostIP, s.HostIPs = k.cfg.NodeIP.String(), nil
+	for _, ip := range k.cfg.nodeIPs() {
+		s.HostIPs = append(s.HostIPs, corev1.HostIP{IP: ip.String()})
+	}
 	if len(p.ips) > 0 {
 		s.PodIP, s.PodIPs = p.ips[0].String(), nil
 		for _, ip := range p.ips {

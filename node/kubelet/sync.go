@@ -202,7 +202,7 @@ func (k *Kubelet) ensureNetwork(ctx context.Context, p *pod, o *corev1.Pod) erro
 	}
 	var ips []netip.Addr
 	if o.Spec.HostNetwork {
-		ips = []netip.Addr{k.cfg.NodeIP}
+		ips = k.cfg.nodeIPs()
 	} else {
 		res, err := k.cfg.Network.Add(ctx, k.attachment(p))
 		if err != nil {
