@@ -218,6 +218,7 @@ func (n *Node) setUp() error {
 		Client: n.cfg.Client, Informers: n.cfg.Informers,
 		Recorder: n.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelet", Host: n.cfg.Name}),
 		Runtime:  n.cfg.Runtime, Network: network, Witness: n.witness, Dir: filepath.Join(n.cfg.StateDir, "kubelet"),
+		MemoryDir:  filepath.Join(n.cfg.RuntimeDir, "memory"),
 		NodeNSName: NSName(n.cfg.Name), ClusterDNS: dns, ClusterDomain: n.cfg.DNS.Domain, Log: n.cfg.Log,
 	})
 	return err

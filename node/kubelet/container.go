@@ -28,6 +28,8 @@ const (
 	crashBackoff = 10 * time.Second
 	maxBackoff   = 5 * time.Minute
 	resetBackoff = 2 * maxBackoff
+	// startError is why a container ended whose program is missing or may not be run.
+	startError = "StartError"
 )
 
 // ensureRunning starts a container that does not run and is to. It starts one
@@ -72,16 +74,39 @@ func (k *Kubelet) ensureRunning(ctx context.Context, p *pod, o *corev1.Pod, spec
 		p.mu.Lock()
 		c.waitReason, c.waitMessage = w.reason, w.message
 		c.startDue = time.Now().Add(w.retry)
+		if w.attempted {
+			c.startFailed(p.uid, w.message)
+			w.retry = 0
+			if !restarts(policy, c.exit.ExitCode) {
+				c.waitReason, c.waitMessage = "", ""
+			}
+		}
 		p.mu.Unlock()
 		k.containerEvent(o, c.name, corev1.EventTypeWarning, "Failed", "Error: %s", w.event())
 		k.again(p, w.retry)
 	}
 }
 
+// startFailed notes an attempt whose program could not be run: it counts as one that
+// ran and failed, with the code, reason and start in 1970 that runtimes give it. The
+// pod's mu is held.
+func (c *container) startFailed(uid types.UID, message string) {
+	if c.exit != nil {
+		c.last = c.exit
+		c.attempt++
+	}
+	c.id = containerID(uid, c.name, c.attempt)
+	c.exit = &corev1.ContainerStateTerminated{
+		ExitCode: 128, Reason: startError, Message: message, ContainerID: c.id,
+		StartedAt: metav1.Unix(0, 0), FinishedAt: seconds(time.Now()),
+	}
+	c.startDue = time.Time{}
+}
+
 // planRestart decides when the next attempt begins; the pod's mu is held.
 func (c *container) planRestart() {
 	ended := c.exit.FinishedAt.Time
-	if ended.Sub(c.exit.StartedAt.Time) >= resetBackoff {
+	if c.exit.Reason != startError && ended.Sub(c.exit.StartedAt.Time) >= resetBackoff {
 		c.backoff = 0
 	}
 	c.startDue = ended.Add(c.backoff)
@@ -92,6 +117,8 @@ func (c *container) planRestart() {
 type waitError struct {
 	reason, message string
 	retry           time.Duration
+	// attempted says that the attempt was made and counts.
+	attempted bool
 }
 
 func (e *waitError) Error() string { return e.reason + ": " + e.message }
@@ -147,7 +174,10 @@ func (k *Kubelet) startContainer(ctx context.Context, p *pod, o *corev1.Pod, spe
 			return &waitError{reason: "CreateContainerError", message: err.Error(), retry: crashBackoff}
 		}
 		if proc, err = p.box().Start(ctx, ps); err != nil {
-			return &waitError{reason: "RunContainerError", message: err.Error(), retry: crashBackoff}
+			return &waitError{
+				reason: "RunContainerError", message: err.Error(), retry: crashBackoff,
+				attempted: errors.Is(err, sandbox.ErrProgramNotFound) || errors.Is(err, sandbox.ErrProgramDenied),
+			}
 		}
 	} else if srv, err = k.serve(p, o, spec, image, env, attempt, logPath); err != nil {
 		return &waitError{reason: "RunContainerError", message: err.Error(), retry: crashBackoff}

@@ -111,7 +111,7 @@ func (h *harness) start() {
 	factory := informers.NewSharedInformerFactory(h.client, 0)
 	h.kubelet, err = New(Config{
 		NodeName: "n1", NodeIP: nodeIP, NodeNS: h.nodeNS, NodeNSName: "node-n1", Client: h.client, Informers: factory, Recorder: h.events,
-		Runtime: h.runtime, Network: h.network, Dir: filepath.Join(h.dir, "state"),
+		Runtime: h.runtime, Network: h.network, Dir: filepath.Join(h.dir, "state"), MemoryDir: filepath.Join(h.dir, "run", "memory"),
 		ClusterDNS: []netip.Addr{netip.MustParseAddr("10.96.0.10")}, ClusterDomain: "cluster.local",
 		Log: slog.New(slog.NewTextHandler(h.t.Output(), &slog.HandlerOptions{Level: level})),
 	})

@@ -60,8 +60,9 @@ type Config struct {
 	// Witness is told of every event; its owner counts Pending. nil makes one.
 	Witness *settle.Witness
 
-	// Dir holds volumes and logs of the node's pods.
-	Dir string
+	// Dir holds volumes and logs of the node's pods, MemoryDir the volumes that are to
+	// be in memory.
+	Dir, MemoryDir string
 
 	ClusterDNS    []netip.Addr
 	ClusterDomain string

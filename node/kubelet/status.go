@@ -247,7 +247,7 @@ func containerStatus(o *corev1.Pod, spec *corev1.Container, c *container, waitin
 		st.State.Running = &corev1.ContainerStateRunning{StartedAt: seconds(c.startedAt)}
 		started = c.startupDone
 		st.Ready = c.ready && c.startupDone && c.hooked
-	case c.exit != nil && c.waitReason == "CrashLoopBackOff":
+	case c.exit != nil && c.waitReason != "":
 		st.State.Waiting = &corev1.ContainerStateWaiting{Reason: c.waitReason, Message: c.waitMessage}
 		st.LastTerminationState.Terminated = c.exit.DeepCopy()
 	case c.exit != nil:

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -30,7 +29,7 @@ func (k *Kubelet) adopt(ctx context.Context) error {
 		p := k.pod(uid)
 		if p == nil {
 			k.log.Info("removing the sandbox of a pod that is gone", "pod", sb.Spec().Namespace+"/"+sb.Spec().Name)
-			errs = append(errs, k.cfg.Runtime.Remove(ctx, sb.Spec().ID), os.RemoveAll(k.podDir(uid)))
+			errs = append(errs, k.cfg.Runtime.Remove(ctx, sb.Spec().ID), k.removeFiles(uid))
 			continue
 		}
 		p.mu.Lock()
@@ -72,6 +71,9 @@ func (k *Kubelet) restore(p *pod) {
 			c.attempt, c.id = int(st.RestartCount), st.ContainerID
 			c.last = st.LastTerminationState.Terminated
 			c.exit = st.State.Terminated
+			if st.State.Waiting != nil && c.last != nil && c.last.ContainerID == c.id {
+				c.exit, c.last = c.last, nil // it waits for its next attempt
+			}
 			c.backoff = backoffOf(c.attempt)
 			if st.State.Running != nil {
 				c.startedAt = st.State.Running.StartedAt.Time
@@ -120,6 +122,7 @@ func (k *Kubelet) sync(ctx context.Context, p *pod) {
 		k.finish(ctx, p, o, gone)
 	case p.over():
 		k.release(ctx, p)
+	case k.overLimits(p, o):
 	default:
 		k.start(ctx, p, o)
 	}

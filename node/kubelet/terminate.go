@@ -4,12 +4,14 @@ package kubelet
 
 import (
 	"context"
+	"errors"
 	"os"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // ending is a pod on its way out.
@@ -43,7 +45,7 @@ func (k *Kubelet) finish(ctx context.Context, p *pod, o *corev1.Pod, gone bool) 
 		k.again(p, time.Second)
 		return
 	}
-	if err := os.RemoveAll(k.podDir(p.uid)); err != nil {
+	if err := k.removeFiles(p.uid); err != nil {
 		k.log.Warn("a pod's files stay behind", "pod", o.Namespace+"/"+o.Name, "error", err)
 	}
 	p.mu.Lock()
@@ -59,6 +61,11 @@ func (k *Kubelet) finish(ctx context.Context, p *pod, o *corev1.Pod, gone bool) 
 		p.mu.Unlock()
 	}
 	k.kick(p)
+}
+
+// removeFiles removes a pod's volumes and logs.
+func (k *Kubelet) removeFiles(uid types.UID) error {
+	return errors.Join(os.RemoveAll(k.podDir(uid)), os.RemoveAll(k.memoryDir(uid)))
 }
 
 // endPhase is the phase of a pod whose containers were all ended; p.mu is held.

@@ -14,6 +14,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // file is one file of a volume.
@@ -61,10 +62,25 @@ func hasToken(v *corev1.ProjectedVolumeSource) bool {
 	return false
 }
 
+// ensureVolume makes a volume, and gives it to the pod's fsGroup where it is the pod's
+// alone: directories of the node stay as they are, as upstream leaves them.
 func (k *Kubelet) ensureVolume(ctx context.Context, o *corev1.Pod, v *corev1.Volume, p *pod) error {
+	if err := k.fillVolume(ctx, o, v, p); err != nil {
+		return err
+	}
+	if s := o.Spec.SecurityContext; s != nil && s.FSGroup != nil && v.HostPath == nil && v.PersistentVolumeClaim == nil {
+		return giveToGroup(k.volumeDir(o, v), int(*s.FSGroup), v.EmptyDir != nil)
+	}
+	return nil
+}
+
+func (k *Kubelet) fillVolume(ctx context.Context, o *corev1.Pod, v *corev1.Volume, p *pod) error {
 	dir := k.volumeDir(o, v)
 	switch {
 	case v.EmptyDir != nil:
+		if info, err := os.Stat(dir); err == nil && info.Mode().Perm() == 0o777 {
+			return nil
+		}
 		// Everybody in the pod may write, whoever it runs as.
 		if err := os.MkdirAll(dir, 0o777); err != nil {
 			return err
@@ -300,7 +316,16 @@ func (k *Kubelet) volumeDir(o *corev1.Pod, v *corev1.Volume) string {
 			return dir
 		}
 	}
+	if v.EmptyDir != nil && v.EmptyDir.Medium == corev1.StorageMediumMemory {
+		return filepath.Join(k.memoryDir(o.UID), v.Name)
+	}
 	return filepath.Join(k.podDir(o.UID), "volumes", v.Name)
+}
+
+// memoryDir holds the pod's emptyDir volumes of medium Memory: directories of the
+// runtime directory, which is a tmpfs on every common system.
+func (k *Kubelet) memoryDir(uid types.UID) string {
+	return filepath.Join(k.cfg.MemoryDir, string(uid))
 }
 
 // nodePath is where a path of the node is on the host.
