@@ -66,6 +66,7 @@ func (l *Lab) serveControl(ctx context.Context) error {
 		q := r.URL.Query()
 		answer(w, struct{}{}, l.SetProxy(r.Context(), q.Get("node"), ProxyConfig{Mode: q.Get("mode"), NFTLayout: q.Get("layout")}))
 	})
+	l.serveFaults(mux)
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l.control) }()

@@ -29,6 +29,9 @@ func (g *group) run(name string, fn func(context.Context) error) {
 		if g.ctx.Err() != nil {
 			return // told to stop; what it says of that is no failure
 		}
+		if errors.Is(err, errEnded) {
+			return
+		}
 		if err == nil {
 			err = errors.New("it ended by itself")
 		}
@@ -38,6 +41,28 @@ func (g *group) run(name string, fn func(context.Context) error) {
 		}
 	})
 }
+
+// runApart is run for a function that can be ended before the others: end tells it to
+// stop and waits until it has.
+func (g *group) runApart(name string, fn func(context.Context) error) (end func()) {
+	ctx, cancel := context.WithCancel(g.ctx)
+	done := make(chan struct{})
+	g.run(name, func(context.Context) error {
+		defer close(done)
+		err := fn(ctx)
+		if ctx.Err() != nil {
+			return errEnded // what it says of that is no failure
+		}
+		return err
+	})
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+// errEnded is what a function of runApart returns that was told to stop.
+var errEnded = errors.New("it was ended")
 
 // await waits for ready, or for the first failure of the group.
 func (g *group) await(ctx context.Context, ready func(context.Context) error) error {

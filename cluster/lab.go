@@ -18,6 +18,7 @@ import (
 
 	"github.com/kplab/kplab/apiserver"
 	"github.com/kplab/kplab/internal/netns"
+	"github.com/kplab/kplab/internal/pace"
 	"github.com/kplab/kplab/internal/settle"
 	"github.com/kplab/kplab/node"
 	"github.com/kplab/kplab/proxy"
@@ -40,14 +41,13 @@ type Lab struct {
 	fabric  *node.Fabric
 	api     *apiserver.Server
 	apiPort int
-	nodes   []*node.Node
-	// proxies by node.
-	proxies map[string]*proxy.Proxy
-	// setProxyMu is held while modes change; proxyMu guards the fields below and
-	// the proxy settings in cfg, which that changes.
+	// setProxyMu is held while modes or nodes change; proxyMu guards the fields below
+	// and the nodes and proxy settings in cfg, which that changes.
 	setProxyMu, proxyMu sync.Mutex
-	modes               map[string]proxy.Mode // by node
-	features            *iptables.Features    // nil when nobody has looked
+	stations            map[string]*station     // the nodes that run, by name
+	proxies             map[string]*proxy.Proxy // by node
+	modes               map[string]proxy.Mode   // by node
+	features            *iptables.Features      // nil when nobody has looked
 	nftProbed           bool
 
 	client    kubernetes.Interface
@@ -62,6 +62,13 @@ type Lab struct {
 	// The parts run in two groups, because they stop in the opposite order:
 	// controllers, nodes and proxies first, the API that they write to last.
 	serving, loops *group
+	// faults are what is broken on purpose; enforcing keeps it so where it could not
+	// be done at once, or has to follow what moves.
+	faults    *faultBook
+	enforcing *pace.Runner
+	// What a stopped API is closed by: its ports, and the way of the controllers.
+	apiHost, apiInside *stoppable
+	controllersAPI     *apiGate
 	// control is the socket that kplab's other commands ask at.
 	control net.Listener
 }
@@ -76,7 +83,7 @@ func Start(ctx context.Context, cfg Config, paths Paths, log *slog.Logger, progr
 	if progress == nil {
 		progress = func(Event) {}
 	}
-	l := &Lab{cfg: cfg, paths: paths, log: log, since: time.Now(), proxies: map[string]*proxy.Proxy{}, modes: map[string]proxy.Mode{}}
+	l := &Lab{cfg: cfg, paths: paths, log: log, since: time.Now(), stations: map[string]*station{}, proxies: map[string]*proxy.Proxy{}, modes: map[string]proxy.Mode{}, controllersAPI: &apiGate{}}
 	ready, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready after %s", readyTimeout))
 	defer cancel()
 	for _, s := range l.steps() {
@@ -117,9 +124,11 @@ func (l *Lab) steps() []step {
 func (l *Lab) serverURL() string { return fmt.Sprintf("https://%s:%d", hostAddress, l.apiPort) }
 
 // ClientConfig returns a configuration for a client in this process that acts
-// as user.
+// as user. It reaches the API at the port that kubectl uses.
 func (l *Lab) ClientConfig(user string, groups ...string) *rest.Config {
-	return l.api.ClientConfig(user, groups...)
+	cfg := l.api.ClientConfig(user, groups...)
+	cfg.Host = l.serverURL()
+	return cfg
 }
 
 // NetNS returns the namespace of a node, of "outside", or of a pod
@@ -158,6 +167,10 @@ func (l *Lab) Stop() error {
 		_ = l.control.Close()
 	}
 	if l.loops != nil {
+		l.loops.cancel()
+		for _, s := range l.running() {
+			s.let()
+		}
 		l.loops.stop()
 	}
 	if l.informers != nil {

@@ -41,6 +41,7 @@ func (l *Lab) openSandbox(context.Context) (string, error) {
 		return "", err
 	}
 	l.runtime = r
+	l.startFaults()
 	if n := len(r.List()); n > 0 {
 		return fmt.Sprintf("%d pods taken over", n), nil
 	}
@@ -55,7 +56,15 @@ func (l *Lab) wireNetwork(ctx context.Context) (string, error) {
 		return "", err
 	}
 	l.fabric = fabric
-	return fmt.Sprintf("%d nodes and outside on %s", len(l.cfg.Nodes), n.NodeSubnet), nil
+	detail := fmt.Sprintf("%d nodes and outside on %s", len(l.cfg.Nodes), n.NodeSubnet)
+	if !l.faults.found {
+		return detail, nil
+	}
+	if err := l.enforceLinks(); err != nil {
+		// It is tried again once the lab runs; until then the lab says so.
+		l.log.Error("faults of links are not in force", "error", err)
+	}
+	return detail, nil
 }
 
 // fabricConfig is the address plan as the fabric needs it.
@@ -85,14 +94,23 @@ func (l *Lab) startAPI(ctx context.Context) (string, error) {
 		host.Close()
 		return "", err
 	}
-	master := l.cfg.APINode()
-	masterNS, err := l.runtime.NetNS(node.NSName(master.Name))
+	// The parts of the lab have a way of their own to the API, which stays open when
+	// the others are closed by a fault.
+	own, err := listenHost(ctx, 0)
 	if err != nil {
 		return "", errors.Join(err, host.Close(), inside.Close())
 	}
+	l.apiHost = newStoppable(host, l.listenAgain)
+	l.apiInside = newStoppable(inside, l.listenInside)
+	closeAll := func() error { return errors.Join(own.Close(), l.apiHost.Close(), l.apiInside.Close()) }
+	master := l.cfg.APINode()
+	masterNS, err := l.runtime.NetNS(node.NSName(master.Name))
+	if err != nil {
+		return "", errors.Join(err, closeAll())
+	}
 	l.api, err = apiserver.New(apiserver.Config{
 		StateDir:    l.paths.State,
-		Listeners:   []net.Listener{host, inside},
+		Listeners:   []net.Listener{own, l.apiHost, l.apiInside},
 		ServiceCIDR: l.cfg.Networking.ServiceSubnet,
 		ServerNames: []string{master.Name, "kubernetes.default.svc." + l.cfg.Networking.DNSDomain},
 		ServerIPs:   addrs(hostAddress, master.Address),
@@ -104,7 +122,7 @@ func (l *Lab) startAPI(ctx context.Context) (string, error) {
 		Log:         l.log.With("part", "apiserver"),
 	})
 	if err != nil {
-		return "", errors.Join(err, host.Close(), inside.Close())
+		return "", errors.Join(err, closeAll())
 	}
 	l.startRevision = l.api.Revision()
 	l.serving = newGroup()
@@ -112,7 +130,7 @@ func (l *Lab) startAPI(ctx context.Context) (string, error) {
 	if err := l.serving.await(ctx, l.api.Ready); err != nil {
 		return "", err
 	}
-	if l.client, err = kubernetes.NewForConfig(l.ClientConfig("system:kplab", "system:masters")); err != nil {
+	if l.client, err = kubernetes.NewForConfig(l.api.ClientConfig("system:kplab", "system:masters")); err != nil {
 		return "", err
 	}
 	l.informers = informers.NewSharedInformerFactory(l.client, 0)
@@ -137,6 +155,11 @@ func listenHost(ctx context.Context, port int) (net.Listener, error) {
 		return nil, fmt.Errorf("open the API's port on %s: %w", hostAddress, err)
 	}
 	return ln, nil
+}
+
+// listenAgain opens the API's port on the host again, the same one: kubeconfigs name it.
+func (l *Lab) listenAgain(ctx context.Context) (net.Listener, error) {
+	return new(net.ListenConfig).Listen(ctx, "tcp", l.apiHost.Addr().String())
 }
 
 // listenInside opens :6443 in the control-plane node, so that the path from
@@ -177,7 +200,7 @@ func (l *Lab) writeKubeconfig() error {
 // startControllers makes every controller. They run once the informers do, in
 // awaitReady: a handler that registers late would miss the first list.
 func (l *Lab) startControllers(context.Context) (string, error) {
-	cfg := l.ClientConfig("system:kube-controller-manager")
+	cfg := l.controllersAPI.through(l.api.ClientConfig("system:kube-controller-manager"))
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return "", err
@@ -196,6 +219,10 @@ func (l *Lab) startControllers(context.Context) (string, error) {
 		recorders.Close()
 		return nil
 	})
+	if err := l.watchDNS(); err != nil {
+		return "", err
+	}
+	l.loops.run("faults", l.enforcing.Run)
 	master := l.cfg.APINode()
 	all := controller.All(controller.Deps{
 		Client:    client,
@@ -236,24 +263,36 @@ func paced(cfg *rest.Config) *rest.Config {
 // startNodes makes each node's kubelet.
 func (l *Lab) startNodes(context.Context) (string, error) {
 	for _, n := range l.cfg.Nodes {
-		cfg, err := l.nodeConfig(n)
-		if err != nil {
+		if err := l.startNode(n); err != nil {
 			return "", err
 		}
-		made, err := node.New(cfg)
-		if err != nil {
-			return "", fmt.Errorf("node %s: %w", n.Name, err)
-		}
-		l.nodes = append(l.nodes, made)
-		l.witnesses = append(l.witnesses, made.Witness())
-		l.loops.run("node "+n.Name, made.Run)
 	}
-	return fmt.Sprintf("%d kubelets", len(l.nodes)), nil
+	return fmt.Sprintf("%d kubelets", len(l.running())), nil
 }
 
-func (l *Lab) nodeConfig(n NodeConfig) (node.Config, error) {
+// startNode makes and runs the kubelet of a node.
+func (l *Lab) startNode(n NodeConfig) error {
+	s := newStation()
+	// A node that is paused must not say that it lives, not even once.
+	_, paused := l.faults.on(n.Name, NodePaused)
+	set(&s.api.hold, paused)
+	cfg, err := l.nodeConfig(n, s)
+	if err != nil {
+		return err
+	}
+	if s.node, err = node.New(cfg); err != nil {
+		return fmt.Errorf("node %s: %w", n.Name, err)
+	}
+	l.proxyMu.Lock()
+	l.stations[n.Name] = s
+	l.proxyMu.Unlock()
+	s.ends = append(s.ends, l.loops.runApart("node "+n.Name, s.node.Run))
+	return nil
+}
+
+func (l *Lab) nodeConfig(n NodeConfig, s *station) (node.Config, error) {
 	user := "system:node:" + n.Name
-	as := l.ClientConfig(user, "system:nodes")
+	as := s.api.through(l.api.ClientConfig(user, "system:nodes"))
 	client, err := kubernetes.NewForConfig(as)
 	if err != nil {
 		return node.Config{}, err
@@ -277,6 +316,8 @@ func (l *Lab) nodeConfig(n NodeConfig) (node.Config, error) {
 		DNS:          node.DNS{Server: l.cfg.dnsAddress(), Domain: net.DNSDomain},
 		Client:       client,
 		Events:       events,
+		Intake:       s.intake,
+		Work:         s.work,
 		Informers:    l.informers,
 		Runtime:      l.runtime,
 		Fabric:       l.fabric,
@@ -307,7 +348,15 @@ func (l *Lab) awaitReady(ctx context.Context) (string, error) {
 			return err
 		}
 		dns = l.awaitDNS(ctx)
-		return l.Settle(ctx)
+		if err := l.Settle(ctx); err != nil || !l.faults.found {
+			return err
+		}
+		// Now that all is as it was, what was broken is broken again.
+		if err := l.enforceAgain(ctx); err != nil {
+			l.log.Error("faults are not in force; trying again", "error", err)
+			l.enforcing.Kick()
+		}
+		return nil
 	})
 	if err == nil {
 		err = l.openControl(ctx)
@@ -322,15 +371,15 @@ func (l *Lab) awaitReady(ctx context.Context) (string, error) {
 	return detail, nil
 }
 
-// awaitNodes waits until every node of the settings is registered and ready.
+// awaitNodes waits until every node that runs is registered and ready.
 func (l *Lab) awaitNodes(ctx context.Context) error {
 	tick := time.NewTicker(settleInterval)
 	defer tick.Stop()
 	for {
 		var waiting []string
-		for _, n := range l.cfg.Nodes {
-			if !l.nodeReady(n.Name) {
-				waiting = append(waiting, n.Name)
+		for name := range l.running() {
+			if _, paused := l.faults.on(name, NodePaused); !paused && !l.nodeReady(name) {
+				waiting = append(waiting, name)
 			}
 		}
 		if len(waiting) == 0 {

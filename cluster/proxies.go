@@ -20,38 +20,52 @@ import (
 func (l *Lab) startProxies(ctx context.Context) (string, error) {
 	var said []string
 	for _, n := range l.cfg.Nodes {
-		want := l.cfg.ProxyOf(n)
-		mode, err := l.newMode(ctx, n.Name, want)
-		if err != nil {
+		if err := l.startProxy(ctx, n); err != nil {
 			return "", err
 		}
-		ns, err := l.runtime.NetNS(node.NSName(n.Name))
-		if err != nil {
-			return "", err
-		}
-		p, err := proxy.New(proxy.Config{
-			NodeName:          n.Name,
-			NodeIPs:           addrs(n.Address),
-			ClusterCIDRs:      []netip.Prefix{l.cfg.Networking.PodSubnet},
-			ServiceCIDRs:      []netip.Prefix{l.cfg.Networking.ServiceSubnet},
-			NodePortAddresses: nodePortAddresses(want.Mode),
-			Informers:         l.informers,
-			Mode:              mode,
-			Conntrack:         proxy.NewConntrack(ns),
-			Listen:            ns.Listen,
-			Log:               l.log.With("part", "proxy"),
-		})
-		if err != nil {
-			return "", err
-		}
-		l.proxies[n.Name], l.modes[n.Name] = p, mode
-		l.witnesses = append(l.witnesses, p.Witness())
-		l.loops.run("proxy of node "+n.Name, p.Run)
-		if !slices.Contains(said, want.String()) {
-			said = append(said, want.String())
+		if want := l.cfg.ProxyOf(n).String(); !slices.Contains(said, want) {
+			said = append(said, want)
 		}
 	}
 	return "mode " + strings.Join(said, ", "), nil
+}
+
+// startProxy makes and runs the proxy of a node that runs.
+func (l *Lab) startProxy(ctx context.Context, n NodeConfig) error {
+	want := l.cfg.ProxyOf(n)
+	mode, err := l.newMode(ctx, n.Name, want)
+	if err != nil {
+		return err
+	}
+	ns, err := l.runtime.NetNS(node.NSName(n.Name))
+	if err != nil {
+		return err
+	}
+	p, err := proxy.New(proxy.Config{
+		NodeName:          n.Name,
+		NodeIPs:           addrs(n.Address),
+		ClusterCIDRs:      []netip.Prefix{l.cfg.Networking.PodSubnet},
+		ServiceCIDRs:      []netip.Prefix{l.cfg.Networking.ServiceSubnet},
+		NodePortAddresses: nodePortAddresses(want.Mode),
+		Informers:         l.informers,
+		Mode:              mode,
+		Conntrack:         proxy.NewConntrack(ns),
+		Listen:            ns.Listen,
+		Log:               l.log.With("part", "proxy"),
+	})
+	if err != nil {
+		return err
+	}
+	if err := p.SetHold(ctx, l.holdOf(n.Name)); err != nil {
+		return err
+	}
+	l.proxyMu.Lock()
+	l.proxies[n.Name], l.modes[n.Name] = p, mode
+	s := l.stations[n.Name]
+	s.proxy = p
+	l.proxyMu.Unlock()
+	s.ends = append(s.ends, l.loops.runApart("proxy of node "+n.Name, p.Run))
+	return nil
 }
 
 // String names the mode, and the layout where it is not the mode's default.
@@ -104,12 +118,12 @@ func (l *Lab) SetProxy(ctx context.Context, nodeName string, want ProxyConfig) e
 	if fault != nil {
 		return fault
 	}
-	if nodeName != "" && l.proxies[nodeName] == nil {
+	if nodeName != "" && !l.hasNode(nodeName) {
 		return fmt.Errorf("no node is called %q", nodeName)
 	}
 	l.setProxyMu.Lock()
 	defer l.setProxyMu.Unlock()
-	for i, n := range l.cfg.Nodes {
+	for i, n := range l.nodeConfigs() {
 		if nodeName != "" && n.Name != nodeName {
 			continue
 		}
@@ -117,10 +131,11 @@ func (l *Lab) SetProxy(ctx context.Context, nodeName string, want ProxyConfig) e
 		if err != nil {
 			return err
 		}
+		p := l.proxyOf(n.Name)
 		err = l.loops.await(ctx, func(ctx context.Context) error {
-			return l.proxies[n.Name].Switch(ctx, mode, nodePortAddresses(want.Mode))
+			return p.Switch(ctx, mode, nodePortAddresses(want.Mode))
 		})
-		if l.proxies[n.Name].Status().Mode == mode.Name() {
+		if p.Status().Mode == mode.Name() {
 			// Also when something of the old mode is left.
 			l.proxyMu.Lock()
 			l.modes[n.Name], l.cfg.Nodes[i].Proxy = mode, want

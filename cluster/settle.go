@@ -56,6 +56,9 @@ func (l *Lab) Settle(ctx context.Context) error {
 		}
 		calm = still && len(behind) == 0
 		before = after
+		if len(behind) > 0 && l.apiStopped() == FromAll {
+			return &UnsettledError{Behind: behind, Cause: errors.New("the API is stopped by a fault; end it with `kplab fault clear api-stopped`")}
+		}
 		select {
 		case <-ctx.Done():
 			if len(behind) == 0 {
@@ -70,7 +73,7 @@ func (l *Lab) Settle(ctx context.Context) error {
 // behind lists each loop that has work left, in words.
 func (l *Lab) behind(newest map[string]uint64) []string {
 	var out []string
-	for _, w := range l.witnesses {
+	for _, w := range append(slices.Clone(l.witnesses), l.nodeWitnesses()...) {
 		p := w.Snapshot()
 		out = append(out, l.behindOf(p, newest)...)
 	}

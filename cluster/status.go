@@ -29,6 +29,10 @@ type Status struct {
 	ProxyModes map[string]string `json:"proxyModes"`
 	Pods       int               `json:"pods"`
 	Outside    string            `json:"outside"`
+	// Faults are what is broken on purpose. FaultsError says why they are not, or not
+	// all, in force; it is tried again.
+	Faults      []Fault `json:"faults,omitempty"`
+	FaultsError string  `json:"faultsError,omitempty"`
 }
 
 // NodeStatus is one node's line of Status.
@@ -53,6 +57,8 @@ type ProxyStatus struct {
 	Endpoints int       `json:"endpoints"`
 	// Error is why the last attempt failed, empty when it did not.
 	Error string `json:"error,omitempty"`
+	// Held is the ID of the fault that keeps the proxy from its work.
+	Held string `json:"held,omitempty"`
 }
 
 // Status returns how the lab is now.
@@ -70,8 +76,12 @@ func (l *Lab) Status() Status {
 		pods[p.Spec.NodeName]++
 	}
 	s.Pods = len(all)
-	for _, n := range l.cfg.Nodes {
-		p := l.proxies[n.Name]
+	s.Faults = l.Faults()
+	if err := l.faults.err(); err != nil {
+		s.FaultsError = err.Error()
+	}
+	for _, n := range l.nodeConfigs() {
+		p := l.proxyOf(n.Name)
 		st := p.Status()
 		ps := ProxyStatus{Mode: st.Mode, Synced: st.Applied}
 		if mode, _ := l.modeOf(n); mode != nil {
@@ -81,6 +91,9 @@ func (l *Lab) Status() Status {
 		}
 		if st.Err != nil {
 			ps.Error = st.Err.Error()
+		}
+		if f, held := l.holderOf(n.Name); held {
+			ps.Held = f.ID
 		}
 		if snap := p.Current(); snap != nil {
 			ps.Services = len(snap.Services)
@@ -105,8 +118,8 @@ func (l *Lab) Rules(nodeName, mode, layout, service string) (string, error) {
 	if nodeName == "" {
 		nodeName = l.cfg.APINode().Name
 	}
-	p, ok := l.proxies[nodeName]
-	if !ok {
+	p := l.proxyOf(nodeName)
+	if p == nil {
 		return "", fmt.Errorf("no node is called %q", nodeName)
 	}
 	// The running mode knows what this node's kernel can do.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/kplab/kplab/internal/gate"
 	"github.com/kplab/kplab/sandbox"
 )
 
@@ -49,6 +50,10 @@ type Config struct {
 	Client    kubernetes.Interface
 	Events    kubernetes.Interface
 	Informers informers.SharedInformerFactory
+
+	// Intake and Work hold the kubelet up while they are closed: what it hears from
+	// the API, and everything that it does. nil is never.
+	Intake, Work *gate.Gate
 
 	Fabric  *Fabric
 	Runtime *sandbox.Runtime

@@ -217,7 +217,8 @@ func (n *Node) setUp() error {
 		NodeName: n.cfg.Name, NodeIP: n.cfg.IP.Addr(), SecondaryNodeIP: n.cfg.SecondaryIP.Addr(), NodeNS: n.member.NS,
 		Client: n.cfg.Client, Informers: n.cfg.Informers,
 		Recorder: n.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelet", Host: n.cfg.Name}),
-		Runtime:  n.cfg.Runtime, Network: network, Witness: n.witness, Dir: filepath.Join(n.cfg.StateDir, "kubelet"),
+		Intake:   n.cfg.Intake, Work: n.cfg.Work,
+		Runtime: n.cfg.Runtime, Network: network, Witness: n.witness, Dir: filepath.Join(n.cfg.StateDir, "kubelet"),
 		MemoryDir:  filepath.Join(n.cfg.RuntimeDir, "memory"),
 		NodeNSName: NSName(n.cfg.Name), ClusterDNS: dns, ClusterDomain: n.cfg.DNS.Domain, Log: n.cfg.Log,
 	})

@@ -99,6 +99,8 @@ type Status struct {
 	Syncs, Failures, Repairs int
 	// Err is why the last sync failed; nil when it did not.
 	Err error
+	// Hold is what keeps the proxy from its work.
+	Hold Hold
 }
 
 // Proxy keeps one node's kernel in line with the API.
@@ -119,8 +121,13 @@ type Proxy struct {
 	// switching is a change of cfg.Mode that the sync loop has not begun. That
 	// field is the loop's own; others read status.Mode.
 	switching *pendingSwitch
+	// holders wait for the next sync, see SetHold.
+	holders []chan error
 
-	checked time.Time // only the sync loop uses it
+	// Only the sync loop uses these two; flushed says that what the mode wrote was
+	// removed for a hold.
+	checked time.Time
+	flushed bool
 	health  *healthServers
 }
 
@@ -302,8 +309,17 @@ func (p *Proxy) Run(ctx context.Context) error {
 }
 
 // sync makes the kernel equal to what the API says now.
-func (p *Proxy) sync(ctx context.Context) error {
+func (p *Proxy) sync(ctx context.Context) (err error) {
+	waiting := p.takeHolders()
+	defer func() {
+		for _, done := range waiting {
+			done <- err
+		}
+	}()
 	p.pendingMode(ctx)
+	if held, err := p.held(ctx); held {
+		return err
+	}
 	start := p.clock.Now()
 	// Before the lock: the witness asks pending, which takes it. What is seen here
 	// is in the decider already, since handlers tell the witness last.

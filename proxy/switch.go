@@ -21,6 +21,9 @@ type pendingSwitch struct {
 // refused, and conntrack keeps its hooks, so none is cut. When the new mode cannot
 // do it, the old one stays and the error says why.
 func (p *Proxy) Switch(ctx context.Context, to Mode, nodePortAddresses []string) error {
+	if err := p.heldErr(); err != nil {
+		return err
+	}
 	if err := to.Probe(ctx); err != nil {
 		return fmt.Errorf("proxy of node %s: mode %s: %w", p.cfg.NodeName, to.Name(), err)
 	}

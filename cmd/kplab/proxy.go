@@ -53,7 +53,7 @@ func newProxyStatusCommand(g *globals) *cobra.Command {
 			fmt.Fprintln(w, "NODE\tMODE\tSYNCED\tSERVICES\tENDPOINTS\tERROR")
 			for _, n := range s.Nodes {
 				p := n.Proxy
-				fmt.Fprintf(w, "%s\t%s\t%s ago\t%d\t%d\t%s\n", n.Name, cluster.ProxyConfig{Mode: p.Mode, NFTLayout: p.Layout}, time.Since(p.Synced).Round(time.Millisecond), p.Services, p.Endpoints, orNone(p.Error))
+				fmt.Fprintf(w, "%s\t%s\t%s ago\t%d\t%d\t%s\n", n.Name, cluster.ProxyConfig{Mode: p.Mode, NFTLayout: p.Layout}, time.Since(p.Synced).Round(time.Millisecond), p.Services, p.Endpoints, orNone(proxyTrouble(p)))
 			}
 			return w.Flush()
 		},

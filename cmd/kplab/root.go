@@ -59,6 +59,8 @@ that writes real kernel rules. No Docker, no images, no network needed.
 		newShellCommand(g),
 		newSettleCommand(g),
 		newProxyCommand(g),
+		newLinkCommand(g),
+		newFaultCommand(g),
 		newStateCommand(g),
 		newDoctorCommand(),
 		newVersionCommand(),

@@ -52,13 +52,30 @@ func printStatus(cmd *cobra.Command, s cluster.Status) error {
 	fmt.Fprintf(out, "kubeconfig  %s\n", s.Kubeconfig)
 	fmt.Fprintf(out, "state       %s\n", s.State)
 	fmt.Fprintf(out, "outside     %s\n\n", s.Outside)
+	if len(s.Faults) > 0 {
+		if err := printFaults(out, s.Faults); err != nil {
+			return err
+		}
+		fmt.Fprintln(out)
+	}
+	if s.FaultsError != "" {
+		fmt.Fprintf(cmd.ErrOrStderr(), "not all faults are in force, trying again: %s\n", s.FaultsError)
+	}
 	w := tabwriter.NewWriter(out, 0, 8, 3, ' ', 0)
 	fmt.Fprintln(w, "NODE\tROLE\tREADY\tADDRESS\tPODS\tPOD CIDR\tPROXY\tSERVICES\tENDPOINTS\tERROR")
 	for _, n := range s.Nodes {
 		fmt.Fprintf(w, "%s\t%s\t%t\t%s\t%d\t%s\t%s\t%d\t%d\t%s\n", n.Name, n.Role, n.Ready, n.Address, n.Pods, n.PodCIDR,
-			n.Proxy.Mode, n.Proxy.Services, n.Proxy.Endpoints, orNone(n.Proxy.Error))
+			n.Proxy.Mode, n.Proxy.Services, n.Proxy.Endpoints, orNone(proxyTrouble(n.Proxy)))
 	}
 	return w.Flush()
+}
+
+// proxyTrouble is why a proxy does not do its work.
+func proxyTrouble(p cluster.ProxyStatus) string {
+	if p.Held != "" {
+		return "held by " + p.Held
+	}
+	return p.Error
 }
 
 func orNone(s string) string {

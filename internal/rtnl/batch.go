@@ -140,6 +140,13 @@ func (b *Batch) NoLinkLocal(index int) *Batch {
 	return b.end().Tolerate(unix.EAFNOSUPPORT, unix.EINVAL)
 }
 
+// SetDown sets a link down.
+func (b *Batch) SetDown(index int) *Batch {
+	b.begin(unix.RTM_NEWLINK, 0, "set down link", func() string { return fmt.Sprint(index) })
+	b.ifinfo(index, 0, unix.IFF_UP)
+	return b.end()
+}
+
 // SetLink changes an existing link: its alias (what `ip link` shows), its MTU
 // and its master; zero values stay as they are.
 func (b *Batch) SetLink(index int, alias string, mtu, master int) *Batch {

@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/kplab/kplab/cni"
+	"github.com/kplab/kplab/internal/gate"
 	"github.com/kplab/kplab/internal/netns"
 	"github.com/kplab/kplab/internal/settle"
 	"github.com/kplab/kplab/sandbox"
@@ -56,6 +57,10 @@ type Config struct {
 
 	Runtime *sandbox.Runtime
 	Network *cni.Network
+
+	// Intake and Work hold the kubelet up while they are closed: the one what it hears
+	// from the API, the other all that it does. nil is never.
+	Intake, Work *gate.Gate
 
 	// Witness is told of every event; its owner counts Pending. nil makes one.
 	Witness *settle.Witness
@@ -156,6 +161,9 @@ func (k *Kubelet) listen(informer cache.SharedIndexInformer, resource string, ha
 	event := func(obj any, deleted bool) {
 		if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 			obj = gone.Obj
+		}
+		if k.cfg.Intake.Wait(k.workCtx) != nil {
+			return // the kubelet has ended
 		}
 		handle(obj, deleted)
 		if m, err := meta.Accessor(obj); err == nil {
@@ -291,7 +299,7 @@ func (k *Kubelet) syncLoop(ctx context.Context) {
 			return
 		}
 		k.inFlight.Add(1)
-		if ctx.Err() == nil {
+		if k.cfg.Work.Wait(ctx) == nil && ctx.Err() == nil {
 			if p := k.pod(uid); p != nil {
 				k.sync(ctx, p)
 			}

@@ -165,6 +165,9 @@ func (w *prober) loop(ctx context.Context, kind string, pr *corev1.Probe, turned
 			return
 		case <-timer.C:
 		}
+		if w.k.cfg.Work.Wait(ctx) != nil {
+			return
+		}
 		if begun.IsZero() {
 			begun = time.Now()
 		}

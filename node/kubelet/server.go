@@ -37,7 +37,7 @@ func (k *Kubelet) Serve(ctx context.Context, cfg *tls.Config) error {
 		return fmt.Errorf("open the kubelet's port %d: %w", Port, err)
 	}
 	srv := &http.Server{
-		Handler: k.Handler(), TLSConfig: cfg, ReadHeaderTimeout: 30 * time.Second,
+		Handler: k.whileAtWork(k.Handler()), TLSConfig: cfg, ReadHeaderTimeout: 30 * time.Second,
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		ErrorLog:    log.New(io.Discard, "", 0), // a client that breaks off is no news
 	}
@@ -51,6 +51,16 @@ func (k *Kubelet) Serve(ctx context.Context, cfg *tls.Config) error {
 		return nil
 	}
 	return err
+}
+
+// whileAtWork lets requests wait while the kubelet is frozen: it takes connections and
+// does not answer.
+func (k *Kubelet) whileAtWork(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if k.cfg.Work.Wait(r.Context()) == nil {
+			next.ServeHTTP(w, r)
+		}
+	})
 }
 
 // Handler returns the kubelet's HTTP interface.
