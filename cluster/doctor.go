@@ -110,6 +110,7 @@ func trials() []trial {
 		trial{"conntrack", "clearing stale UDP flows when endpoints go", kernelRemedy, false, tryConntrack},
 		trial{"iptables-legacy", "the legacy variant of proxy mode iptables", "apt-get install iptables", false, tryTool("iptables-legacy-restore", "--version")},
 		trial{"nftables", "looking at the rules with nft", "apt-get install nftables", false, tryNft},
+		trial{"cgroup limits", "CPU and memory limits of containers", "a host that has the cpu and memory controllers of cgroups", false, tryLimits},
 		trial{"ip_vs", "proxy mode ipvs", "modprobe ip_vs, or a kernel with it", false, tryFile("/proc/net/ip_vs")},
 		trial{"dummy", "the device kube-ipvs0 of proxy mode ipvs", "modprobe dummy, or a kernel with it", false, tryLink("dummy", &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "a"}})},
 		trial{"vxlan", "an overlay between nodes", kernelRemedy, false, tryLink("vxlan", &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "a"}, VxlanId: 1, Port: 4789})},
@@ -221,6 +222,11 @@ func tryConntrack(_ context.Context, s scratch) (string, error) {
 		_, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
 		return err
 	})
+}
+
+// tryLimits makes cgroups as a container with limits would have them.
+func tryLimits(context.Context, scratch) (string, error) {
+	return "", sandbox.ProbeLimits("/run/kplab")
 }
 
 func tryTool(path string, args ...string) func(context.Context, scratch) (string, error) {

@@ -35,12 +35,13 @@ const (
 	factRoutes     = "routes"
 	factRules      = "packet rules"
 	factMounts     = "mounts"
+	factCgroups    = "cgroups"
 	factProcesses  = "processes"
 	factSysctls    = "sysctls"
 	factModules    = "kernel modules"
 )
 
-var factOrder = []string{factNamespaces, factLinks, factRoutes, factRules, factMounts, factProcesses, factSysctls, factModules}
+var factOrder = []string{factNamespaces, factLinks, factRoutes, factRules, factMounts, factCgroups, factProcesses, factSysctls, factModules}
 
 // volatileSysctls move by themselves or are drawn anew at each read.
 var volatileSysctls = []string{
@@ -93,6 +94,7 @@ func ReadHost(paths Paths, mine Owned) (HostState, error) {
 		factRoutes:     hostRoutes,
 		factRules:      hostPacketRules,
 		factMounts:     others.hostMounts,
+		factCgroups:    func() ([]string, error) { return sandbox.Cgroups(paths.Runtime) },
 		factProcesses:  others.hostProcesses,
 		factSysctls:    hostSysctls,
 		factModules:    hostModules,

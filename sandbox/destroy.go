@@ -73,6 +73,15 @@ func killRecorded(ctx context.Context, dir string) error {
 	if err := killAll(ctx, ids); err != nil {
 		return err
 	}
+	entries, err := os.ReadDir(filepath.Join(dir, "sandboxes"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	for _, e := range entries {
+		if err := removeAllCgroups(filepath.Join(dir, "sandboxes", e.Name())); err != nil {
+			return err
+		}
+	}
 	guests, err := inhabitants(dir)
 	if err != nil {
 		return err

@@ -87,6 +87,7 @@ type session struct {
 	stdin, stdout, stderr *os.File
 	copies                sync.WaitGroup
 	kill                  func()
+	cgroups               []string // of the container that it is in
 }
 
 // startSession starts the role: kplab-exec for a container with a process,
@@ -112,21 +113,22 @@ func (s *Sandbox) startSession(spec ExecSpec, cancel context.CancelCauseFunc) (*
 		if err := v.rights(); err != nil {
 			return nil, err
 		}
-		return s.openSession(spec, reexec.RoleExec, reexec.ExecConfig{Target: target.init.ID, Process: v.process}, cancel)
+		return s.openSession(spec, reexec.RoleExec, reexec.ExecConfig{Target: target.init.ID, Process: v.process}, target.cgroups, cancel)
 	}
 	cfg, err := s.initConfig(v)
 	if err != nil {
 		return nil, err
 	}
-	return s.openSession(spec, reexec.RoleInit, cfg, cancel)
+	return s.openSession(spec, reexec.RoleInit, cfg, nil, cancel)
 }
 
 // openSession launches a role and adds it to the sessions that release ends.
-func (s *Sandbox) openSession(spec ExecSpec, role string, config any, cancel context.CancelCauseFunc) (*session, error) {
+func (s *Sandbox) openSession(spec ExecSpec, role string, config any, cgroups []string, cancel context.CancelCauseFunc) (*session, error) {
 	x, err := s.launch(spec, role, config)
 	if err != nil {
 		return nil, err
 	}
+	x.cgroups = cgroups
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.gone { // closed meanwhile
@@ -263,6 +265,12 @@ func (x *session) follow(spec ExecSpec) (reexec.ExitRecord, error) {
 			failed = programError(r.Err())
 		case r.Exit != nil:
 			exit = r.Exit
+		case r.Started != nil:
+			// Ended already is no failure; anything else is one of the limits only.
+			if err := enterCgroups(x.cgroups, r.Started.Pid); err != nil && !errors.Is(err, unix.ESRCH) {
+				x.kill()
+				failed = err
+			}
 		case r.Terminal:
 			if err := x.openTerminal(resizing, fd, spec); err != nil {
 				failed = err

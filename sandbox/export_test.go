@@ -14,3 +14,6 @@ func (r *Runtime) Waiting(role string) int {
 	}
 	return 0
 }
+
+// Cgroups returns the cgroups that keep a process to its limits.
+func (p *Process) Cgroups() []string { return p.cgroups }

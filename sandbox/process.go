@@ -27,6 +27,8 @@ type Process struct {
 	shim      reexec.ID
 	init      reexec.InitRecord
 	done      chan struct{}
+	cgroups   []string // what keeps it to its limits
+	unlimited error    // why nothing does
 
 	mu   sync.Mutex
 	exit *Exit
@@ -46,6 +48,10 @@ func (p *Process) Pid() int { return p.init.Pid }
 
 // StartedAt returns when the container's program took over.
 func (p *Process) StartedAt() time.Time { return p.init.StartedAt }
+
+// LimitError says why the process is not kept to the limits of its spec, nil when it
+// is. It wraps ErrNoController where the host has nothing to do it with.
+func (p *Process) LimitError() error { return p.unlimited }
 
 // Done is closed when the process has ended and Exit knows how.
 func (p *Process) Done() <-chan struct{} { return p.done }
@@ -111,11 +117,13 @@ func (p *Process) ended() {
 	var r reexec.ExitRecord
 	exit := Exit{Code: 128 + int(unix.SIGKILL), Signal: int(unix.SIGKILL), At: time.Now()}
 	if err := readRecord(filepath.Join(p.dir, reexec.ExitFile), &r); err == nil {
-		exit = Exit(r)
+		exit = Exit{Code: r.Code, Signal: r.Signal, At: r.At}
 	} else if errors.Is(err, os.ErrNotExist) {
 		// The shim was killed, and the kernel killed the process with it.
-		_ = writeRecord(filepath.Join(p.dir, reexec.ExitFile), reexec.ExitRecord(exit))
+		_ = writeRecord(filepath.Join(p.dir, reexec.ExitFile), reexec.ExitRecord{Code: exit.Code, Signal: exit.Signal, At: exit.At})
 	}
+	exit.OutOfMemory = outOfMemory(p.cgroups)
+	_ = removeCgroups(p.dir) // tried again with the record
 	p.mu.Lock()
 	p.exit = &exit
 	p.mu.Unlock()
@@ -158,7 +166,7 @@ func (s *Sandbox) loadProcesses() error {
 			// The daemon died while it started this one, and its caller never heard
 			// of it.
 			ctx, cancel := killDeadline()
-			err = errors.Join(killAll(ctx, []reexec.ID{rec.Shim}), os.RemoveAll(dir))
+			err = errors.Join(killAll(ctx, []reexec.ID{rec.Shim}), removeCgroups(dir), os.RemoveAll(dir))
 			cancel()
 			if err != nil {
 				return err
@@ -171,6 +179,9 @@ func (s *Sandbox) loadProcesses() error {
 		p := &Process{
 			container: rec.Container, attempt: rec.Attempt, terminal: rec.Terminal,
 			dir: dir, shim: rec.Shim, init: started, done: make(chan struct{}),
+		}
+		if p.cgroups, err = recordedCgroups(dir); err != nil {
+			return err
 		}
 		if err := p.startWatch(); err != nil {
 			return err

@@ -81,6 +81,8 @@ type Runtime struct {
 	pool  *pool
 	roles *roles
 	tools sync.Mutex // guards making the busybox directory
+
+	cgroups sync.Mutex // guards the lab's directory of cgroups
 }
 
 // Open takes over what is in cfg.Dir, or starts there with nothing. Pods and
@@ -247,7 +249,7 @@ func (r *Runtime) clear(ctx context.Context, s *Sandbox) error {
 	for _, pin := range s.pins() {
 		errs = append(errs, unpin(pin))
 	}
-	errs = append(errs, os.RemoveAll(s.dir))
+	errs = append(errs, removeAllCgroups(s.dir), os.RemoveAll(s.dir))
 	return errors.Join(errs...)
 }
 

@@ -91,6 +91,9 @@ type ProcessSpec struct {
 	// Stdin keeps standard input open for Attach. StdinOnce closes it when the
 	// first attached client is gone.
 	Stdin, StdinOnce bool
+	// Limits are the most that the container may use. Where the host cannot keep it to
+	// them, the process runs without, and LimitError says why.
+	Limits Limits
 	// ShareWith names another container of the pod, whose process runs: the two
 	// see each other's processes, and end when that one does. Empty means a process
 	// namespace of its own.
@@ -155,4 +158,7 @@ type Exit struct {
 	Signal int `json:"signal"`
 	// At is when it ended.
 	At time.Time `json:"at"`
+	// OutOfMemory says that the kernel killed a process of the container because it used
+	// all the memory that its limit allows.
+	OutOfMemory bool `json:"-"`
 }

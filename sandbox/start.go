@@ -72,8 +72,11 @@ func (s *Sandbox) start(ctx context.Context, spec ProcessSpec) (*Process, error)
 		return nil, err
 	}
 	p := &Process{container: spec.Container, attempt: spec.Attempt, terminal: spec.TTY, dir: dir, done: make(chan struct{})}
+	if p.cgroups, p.unlimited = s.runtime.limit(dir, s.spec.ID+"."+filepath.Base(dir), spec.Limits); p.unlimited != nil {
+		s.runtime.log.Warn("a container runs without its limits", "container", spec.Container, "err", p.unlimited)
+	}
 	err = s.startShim(ctx, p, reexec.ShimConfig{
-		Dir: dir, LogPath: spec.LogPath, Stdin: spec.Stdin, StdinOnce: spec.StdinOnce, ShareWith: with, Init: cfg,
+		Cgroups: p.cgroups, Dir: dir, LogPath: spec.LogPath, Stdin: spec.Stdin, StdinOnce: spec.StdinOnce, ShareWith: with, Init: cfg,
 	})
 	if err == nil {
 		err = p.startWatch()
@@ -81,7 +84,7 @@ func (s *Sandbox) start(ctx context.Context, spec ProcessSpec) (*Process, error)
 	if err != nil {
 		ctx, cancel := killDeadline()
 		defer cancel()
-		return nil, errors.Join(err, killAll(ctx, processIDs(s.dir, filepath.Base(dir))), reap(p.shim.Pid), os.RemoveAll(dir))
+		return nil, errors.Join(err, killAll(ctx, processIDs(s.dir, filepath.Base(dir))), reap(p.shim.Pid), removeCgroups(dir), os.RemoveAll(dir))
 	}
 	s.add(p)
 	s.forgetOld(spec.Container)
@@ -181,7 +184,7 @@ func (s *Sandbox) forgetOld(container string) {
 			continue
 		}
 		p.release()
-		if err := os.RemoveAll(p.dir); err != nil {
+		if err := errors.Join(removeCgroups(p.dir), os.RemoveAll(p.dir)); err != nil {
 			s.runtime.log.Warn("cannot remove an old record", "container", container, "attempt", p.attempt, "err", err)
 			continue
 		}

@@ -203,6 +203,9 @@ func (k *Kubelet) startContainer(ctx context.Context, p *pod, o *corev1.Pod, spe
 	if !resumed {
 		k.containerEvent(o, c.name, corev1.EventTypeNormal, "Created", "Container created")
 		k.containerEvent(o, c.name, corev1.EventTypeNormal, "Started", "Container started")
+		if isProcess && proc.LimitError() != nil {
+			k.containerEvent(o, c.name, corev1.EventTypeWarning, "LimitsNotEnforced", "CPU and memory limits have no effect: %v", proc.LimitError())
+		}
 	}
 	if !resumed {
 		k.postStart(p, o, spec, c)
@@ -233,8 +236,14 @@ func (k *Kubelet) processSpec(p *pod, o *corev1.Pod, spec *corev1.Container, ima
 		Container: spec.Name, Attempt: attempt, Args: args, Env: withDefaults(env, k.serviceLinks(o)), WorkingDir: spec.WorkingDir,
 		User: root.user, Files: root.files, Mounts: root.mounts, Busybox: isBusybox(spec.Image),
 		ReadOnlyRoot: root.readOnly, Capabilities: root.capabilities, Privileged: root.privileged,
-		AllowPrivilegeEscalation: root.escalate, LogPath: logPath, TTY: spec.TTY, Stdin: spec.Stdin, StdinOnce: spec.StdinOnce,
+		AllowPrivilegeEscalation: root.escalate, Limits: limitsOf(spec), LogPath: logPath, TTY: spec.TTY, Stdin: spec.Stdin, StdinOnce: spec.StdinOnce,
 	}, nil
+}
+
+// limitsOf is what a container may use at most.
+func limitsOf(spec *corev1.Container) sandbox.Limits {
+	l := spec.Resources.Limits
+	return sandbox.Limits{CPU: l.Cpu().MilliValue(), Memory: l.Memory().Value()}
 }
 
 // process is a container that is a real process.
@@ -282,7 +291,10 @@ func (k *Kubelet) observeExits(p *pod) {
 			ExitCode: int32(e.Code), Signal: int32(e.Signal), Reason: "Completed", ContainerID: c.id,
 			StartedAt: seconds(c.startedAt), FinishedAt: seconds(e.At),
 		}
-		if e.Code != 0 {
+		switch {
+		case e.OutOfMemory:
+			c.exit.Reason = "OOMKilled"
+		case e.Code != 0:
 			c.exit.Reason = "Error"
 		}
 		c.exit.Message = k.terminationMessage(o, c, e.Code)

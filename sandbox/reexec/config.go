@@ -77,7 +77,9 @@ type ShimConfig struct {
 	// ShareWith names the first process of another container, in whose process
 	// namespace this one is to be. The zero value is a namespace of its own.
 	ShareWith ID
-	Init      InitConfig
+	// Cgroups are those that the process is to be in.
+	Cgroups []string
+	Init    InitConfig
 }
 
 // ExecConfig is the configuration of kplab-exec.

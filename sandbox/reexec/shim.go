@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 
@@ -81,6 +82,11 @@ func runShim(ch *channel) error {
 // startProgram gives kplab-init its work and returns when the program runs in its
 // place. For a container with a terminal master is its descriptor, else -1.
 func startProgram(init *Role, cfg *ShimConfig, io *streams) (master int, err error) {
+	for _, group := range cfg.Cgroups {
+		if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(init.Pid)), 0); err != nil {
+			return -1, errors.Join(fmt.Errorf("enter the container's cgroup: %w", err), init.Drop())
+		}
+	}
 	if err := init.Give(cfg.Init, [3]int{io.childStdin, io.childStdout, io.childStderr}); err != nil {
 		return -1, errors.Join(err, init.Drop())
 	}
