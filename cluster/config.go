@@ -55,6 +55,8 @@ type Config struct {
 	Networking Networking   `json:"networking,omitempty"`
 	Proxy      ProxyConfig  `json:"proxy,omitempty"`
 	DNS        DNSConfig    `json:"dns,omitempty"`
+	// LoadBalancer gives Services of type LoadBalancer addresses.
+	LoadBalancer LoadBalancerConfig `json:"loadBalancer,omitempty"`
 	// Disposable leaves out the fsync of each write: faster, and a power cut
 	// may cost the last writes. For labs that are thrown away.
 	Disposable bool `json:"disposable,omitempty"`
@@ -329,6 +331,9 @@ func (c *Config) Validate() error {
 		errs = append(errs, fmt.Errorf("audit: %w", err))
 	}
 	errs = append(errs, c.validateNodes()...)
+	if len(errs) == 0 { // the pool is judged by the plan
+		errs = append(errs, c.LoadBalancer.validate(c.addressPlan()))
+	}
 	return errors.Join(errs...)
 }
 

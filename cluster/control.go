@@ -67,6 +67,12 @@ func (l *Lab) serveControl(ctx context.Context) error {
 		answer(w, struct{}{}, l.SetProxy(r.Context(), q.Get("node"), ProxyConfig{Mode: q.Get("mode"), NFTLayout: q.Get("layout")}))
 	})
 	l.serveFaults(mux)
+	mux.HandleFunc("GET /lb", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, l.LoadBalancer(), nil)
+	})
+	mux.HandleFunc("POST /lb", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, struct{}{}, l.SetLoadBalancer(r.Context(), r.URL.Query().Get("pool")))
+	})
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l.control) }()

@@ -76,7 +76,7 @@ func (l *Lab) nodeWitnesses() (out []*settle.Witness) {
 	for _, name := range slices.Sorted(maps.Keys(stations)) {
 		s := stations[name]
 		if _, paused := l.faults.on(name, NodePaused); !paused && l.apiStopped() == "" {
-			out = append(out, s.node.Witness())
+			out = append(out, s.node.Witness(), s.node.Announcements())
 		}
 		if s.proxy != nil && s.proxy.Status().Hold == proxy.Free {
 			out = append(out, s.proxy.Witness())

@@ -199,7 +199,7 @@ func (l *Lab) writeKubeconfig() error {
 
 // startControllers makes every controller. They run once the informers do, in
 // awaitReady: a handler that registers late would miss the first list.
-func (l *Lab) startControllers(context.Context) (string, error) {
+func (l *Lab) startControllers(ctx context.Context) (string, error) {
 	cfg := l.controllersAPI.through(l.api.ClientConfig("system:kube-controller-manager"))
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
@@ -219,6 +219,9 @@ func (l *Lab) startControllers(context.Context) (string, error) {
 		recorders.Close()
 		return nil
 	})
+	if err := l.keepPool(ctx); err != nil {
+		return "", err
+	}
 	if err := l.watchDNS(); err != nil {
 		return "", err
 	}
@@ -235,6 +238,8 @@ func (l *Lab) startControllers(context.Context) (string, error) {
 			APIAddresses:  []netip.AddrPort{netip.AddrPortFrom(master.Address, apiPortInside)},
 			ServiceCIDR:   l.cfg.Networking.ServiceSubnet,
 			CACert:        l.api.ServingAuthority(),
+			Addresses:     l.cfg.addressPlan(),
+			DialOutside:   l.dialOutside(),
 		},
 	})
 	components := map[string][]*settle.Witness{}

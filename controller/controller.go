@@ -20,6 +20,7 @@ import (
 	"github.com/kplab/kplab/controller/gc"
 	"github.com/kplab/kplab/controller/job"
 	"github.com/kplab/kplab/controller/kubernetessvc"
+	"github.com/kplab/kplab/controller/loadbalancer"
 	"github.com/kplab/kplab/controller/loop"
 	"github.com/kplab/kplab/controller/mirroring"
 	"github.com/kplab/kplab/controller/namespace"
@@ -42,6 +43,12 @@ type Deps = loop.Deps
 
 // Config is what they have to know about the cluster.
 type Config = loop.Config
+
+// AddressPlan and Dialer are parts of Config.
+type (
+	AddressPlan = loop.AddressPlan
+	Dialer      = loop.Dialer
+)
 
 // Recorders writes events; its For fits Deps.Recorder.
 type Recorders = loop.Recorders
@@ -82,6 +89,7 @@ func All(d Deps) []Controller {
 		endpointslice.New(d),
 		endpoints.New(d),
 		mirroring.New(d),
+		loadbalancer.New(d),
 		gc.New(d),
 		nodelifecycle.New(d),
 		tainteviction.New(d),

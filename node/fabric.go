@@ -185,18 +185,30 @@ func (f *Fabric) attachNode(ctx context.Context, node Peer) (*Member, error) {
 // no rule translates ends there in silence, as on a cluster's own router.
 func (f *Fabric) router() Peer {
 	r := Peer{Name: "router"}
-	r.IP, r.PodCIDR = f.free(f.cfg.Subnet)
+	r.IP, r.PodCIDR = f.cfg.free(f.cfg.Subnet)
 	if f.cfg.SecondarySubnet.IsValid() {
-		r.SecondaryIP, r.SecondaryPodCIDR = f.free(f.cfg.SecondarySubnet)
+		r.SecondaryIP, r.SecondaryPodCIDR = f.cfg.free(f.cfg.SecondarySubnet)
 	}
 	return r
 }
 
+// Routers are the addresses of the fabric's router: the first of each node network
+// that nobody has.
+func (c *FabricConfig) Routers() []netip.Addr {
+	ip, _ := c.free(c.Subnet)
+	all := []netip.Addr{ip}
+	if c.SecondarySubnet.IsValid() {
+		ip, _ = c.free(c.SecondarySubnet)
+		all = append(all, ip)
+	}
+	return all
+}
+
 // free returns the first address of a node network that nobody has, and the
 // destination of a default route of its family.
-func (f *Fabric) free(subnet netip.Prefix) (netip.Addr, netip.Prefix) {
+func (c *FabricConfig) free(subnet netip.Prefix) (netip.Addr, netip.Prefix) {
 	ip := subnet.Masked().Addr().Next()
-	for f.taken(ip) {
+	for c.taken(ip) {
 		ip = ip.Next()
 	}
 	if ip.Is4() {
@@ -205,9 +217,9 @@ func (f *Fabric) free(subnet netip.Prefix) (netip.Addr, netip.Prefix) {
 	return ip, netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 }
 
-func (f *Fabric) taken(ip netip.Addr) bool {
-	return ip == f.cfg.Outside || ip == f.cfg.SecondaryOutside ||
-		slices.ContainsFunc(f.cfg.Nodes, func(p Peer) bool { return p.IP == ip || p.SecondaryIP == ip })
+func (c *FabricConfig) taken(ip netip.Addr) bool {
+	return ip == c.Outside || ip == c.SecondaryOutside ||
+		slices.ContainsFunc(c.Nodes, func(p Peer) bool { return p.IP == ip || p.SecondaryIP == ip })
 }
 
 // hasIPv6 tells whether the lab has IPv6 addresses.

@@ -29,6 +29,7 @@ import (
 	"github.com/kplab/kplab/internal/pace"
 	"github.com/kplab/kplab/internal/rtnl"
 	"github.com/kplab/kplab/internal/settle"
+	"github.com/kplab/kplab/node/announce"
 	"github.com/kplab/kplab/node/kubelet"
 )
 
@@ -45,6 +46,8 @@ type Node struct {
 	member  *Member
 	network *cni.Network
 	kubelet *kubelet.Kubelet
+	// announcer answers for load balancer addresses.
+	announcer *announce.Announcer
 
 	nodes       cache.SharedIndexInformer
 	nodesSynced cache.InformerSynced
@@ -130,6 +133,10 @@ func (n *Node) pending() int {
 // Witness tells how far the node has come, its kubelet included. Probes and
 // back-offs that wait for their time are not pending work.
 func (n *Node) Witness() *settle.Witness { return n.witness }
+
+// Announcements tells how far the node has come with the addresses of load balancers
+// that it answers for.
+func (n *Node) Announcements() *settle.Witness { return n.announcer.Witness() }
 
 // Err says why the node cannot do its work now: what failed last and has not
 // succeeded since, of its links and routes, its Node object and its Lease. nil
@@ -222,6 +229,13 @@ func (n *Node) setUp() error {
 		MemoryDir:  filepath.Join(n.cfg.RuntimeDir, "memory"),
 		NodeNSName: NSName(n.cfg.Name), ClusterDNS: dns, ClusterDomain: n.cfg.DNS.Domain, Log: n.cfg.Log,
 	})
+	if err != nil {
+		return err
+	}
+	n.announcer, err = announce.New(announce.Config{
+		NodeName: n.cfg.Name, NS: n.member.NS, Link: uplink, Informers: n.cfg.Informers, Log: n.cfg.Log,
+		Recorder: n.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "loadbalancer-speaker", Host: n.cfg.Name}),
+	})
 	return err
 }
 
@@ -255,6 +269,7 @@ func (n *Node) Run(ctx context.Context) error {
 		{"keep the Node object", n.statuses.Run},
 		{"keep the lease", n.heartbeat},
 		{"run pods", n.kubelet.Run},
+		{"announce load balancer addresses", n.announcer.Run},
 	}
 	if n.cfg.KubeletTLS != nil {
 		parts = append(parts, struct {

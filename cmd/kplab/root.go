@@ -61,6 +61,7 @@ that writes real kernel rules. No Docker, no images, no network needed.
 		newProxyCommand(g),
 		newLinkCommand(g),
 		newFaultCommand(g),
+		newLBCommand(g),
 		newStateCommand(g),
 		newDoctorCommand(),
 		newVersionCommand(),

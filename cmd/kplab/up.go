@@ -19,6 +19,7 @@ type upOptions struct {
 	nodes      int
 	proxyMode  string
 	dnsZone    string
+	lbPool     string
 	nftLayout  string
 	detach     bool
 	fresh      bool
@@ -46,6 +47,7 @@ way the state is kept: the next up brings every object and pod back.`,
 	f.StringVar(&o.proxyMode, "proxy-mode", "", "Service proxy mode: iptables, nftables or none (default iptables)")
 	f.StringVar(&o.nftLayout, "nft-layout", "", "layout of proxy mode nftables: upstream or compact (default upstream)")
 	f.StringVar(&o.dnsZone, "dns-zone", "", "file of DNS records (RFC 1035) for names outside of the cluster")
+	f.StringVar(&o.lbPool, "lb-pool", "", "addresses of the node network for Services of type LoadBalancer, such as 10.0.0.240/28 (default: no load balancer)")
 	f.BoolVarP(&o.detach, "detach", "d", false, "return when the lab is ready and leave it running")
 	f.BoolVar(&o.fresh, "fresh", false, "delete the kept state first")
 	f.BoolVar(&o.disposable, "no-fsync", false, "do not wait for the disk on each write; for labs that are thrown away")
@@ -110,6 +112,9 @@ func (o *upOptions) settings(cmd *cobra.Command, g *globals) (cluster.Config, er
 	if o.nftLayout != "" {
 		cfg.Proxy.NFTLayout = o.nftLayout
 	}
+	if o.lbPool != "" {
+		cfg.LoadBalancer.Pool = o.lbPool
+	}
 	cfg.Disposable = cfg.Disposable || o.disposable
 	for _, path := range []struct{ flag, setting *string }{{&o.dnsZone, &cfg.DNS.Zone}, {&o.audit.Log, &cfg.Audit.Log}, {&o.audit.Policy, &cfg.Audit.Policy}} {
 		if *path.flag != "" {
@@ -153,7 +158,7 @@ func (o *upOptions) daemonArgs() []string {
 // asked says whether the person chose any setting, as against resuming whatever
 // there is.
 func (o *upOptions) asked(cmd *cobra.Command) bool {
-	for _, flag := range []string{"config", "nodes", "proxy-mode", "nft-layout", "dns-zone", "no-fsync", "audit-log", "audit-policy"} {
+	for _, flag := range []string{"config", "nodes", "proxy-mode", "nft-layout", "dns-zone", "lb-pool", "no-fsync", "audit-log", "audit-policy"} {
 		if cmd.Flags().Changed(flag) {
 			return true
 		}

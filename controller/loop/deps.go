@@ -3,7 +3,9 @@
 package loop
 
 import (
+	"context"
 	"log/slog"
+	"net"
 	"net/netip"
 
 	"k8s.io/client-go/informers"
@@ -50,6 +52,21 @@ type Config struct {
 	// CACert is the certificate that signs the API server's, in PEM. It is
 	// published in every namespace.
 	CACert []byte
+	// Addresses is the plan that a load balancer's pool has to fit in.
+	Addresses AddressPlan
+	// DialOutside connects from a place that is no node and no pod, as a load
+	// balancer in front of the cluster does; nil when there is no such place.
+	DialOutside Dialer
+}
+
+// Dialer is as net.Dialer.DialContext.
+type Dialer = func(ctx context.Context, network, address string) (net.Conn, error)
+
+// AddressPlan is the ranges of a cluster, and what is in use on the node network.
+type AddressPlan struct {
+	NodeSubnets, PodSubnets, ServiceSubnets []netip.Prefix
+	// Taken says whose each address is.
+	Taken map[netip.Addr]string
 }
 
 // WithDefaults returns d with its optional fields filled in.
