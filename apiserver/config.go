@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,8 +41,10 @@ func certificateSubjects(cfg Config) ([]string, []net.IP) {
 		"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
 	}, cfg.ServerNames...)
 	ips := []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback}
-	if cfg.ServiceCIDR.IsValid() {
-		ips = append(ips, cfg.ServiceCIDR.Masked().Addr().Next().AsSlice())
+	for _, cidr := range []netip.Prefix{cfg.ServiceCIDR, cfg.SecondaryServiceCIDR} {
+		if cidr.IsValid() {
+			ips = append(ips, cidr.Masked().Addr().Next().AsSlice())
+		}
 	}
 	for _, ip := range cfg.ServerIPs {
 		ips = append(ips, ip.AsSlice())

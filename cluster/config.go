@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
@@ -91,6 +92,9 @@ type NodeConfig struct {
 	Address netip.Addr `json:"address,omitempty"`
 	// PodCIDR is the block of pod addresses of this node.
 	PodCIDR netip.Prefix `json:"podCIDR,omitempty"`
+	// Secondary are those of the second IP family of the lab. In a settings file they
+	// stand behind the first ones and a comma.
+	Secondary SecondaryAddresses `json:"secondary,omitzero"`
 	// Labels are added to those that every node has.
 	Labels map[string]string `json:"labels,omitempty"`
 	// Proxy overrides the lab's proxy settings on this node.
@@ -102,6 +106,11 @@ type NodeConfig struct {
 
 // Networking holds the address plan of a lab.
 type Networking struct {
+	// IPFamilies of the lab, the primary one first: IPv4, IPv6 or both. Without it,
+	// those of the networks below, or IPv4.
+	IPFamilies []corev1.IPFamily `json:"ipFamilies,omitempty"`
+	// IPFamily is another way to write it: ipv4, ipv6 or dual.
+	IPFamily      string       `json:"ipFamily,omitempty"`
 	NodeSubnet    netip.Prefix `json:"nodeSubnet,omitempty"`
 	PodSubnet     netip.Prefix `json:"podSubnet,omitempty"`
 	ServiceSubnet netip.Prefix `json:"serviceSubnet,omitempty"`
@@ -110,6 +119,9 @@ type Networking struct {
 	DNSDomain string     `json:"dnsDomain,omitempty"`
 	// MTU of the node network and of the pods, in bytes.
 	MTU int `json:"mtu,omitempty"`
+	// Secondary is the address plan of the second IP family. In a settings file its
+	// values stand behind the first ones and a comma.
+	Secondary SecondaryNetworking `json:"secondary,omitzero"`
 }
 
 // ProxyConfig holds the settings of the Service proxy.
@@ -166,7 +178,10 @@ func LoadConfig(path string) (Config, error) {
 	if err != nil {
 		return c, fmt.Errorf("read the lab's settings: %w", err)
 	}
-	if err := yaml.UnmarshalStrict(data, &c); err != nil {
+	if data, err = splitFamilies(data); err == nil {
+		err = yaml.UnmarshalStrict(data, &c)
+	}
+	if err != nil {
 		return c, fmt.Errorf("settings file %s: %w", path, err)
 	}
 	if c.APIVersion != configAPIVersion || c.Kind != configKind {
@@ -190,17 +205,9 @@ func (c *Config) SetDefaults(nodes int) {
 		c.Name = DefaultName
 	}
 	n := &c.Networking
-	if !n.NodeSubnet.IsValid() {
-		n.NodeSubnet = netip.MustParsePrefix("10.0.0.0/24")
-	}
-	if !n.PodSubnet.IsValid() {
-		n.PodSubnet = netip.MustParsePrefix("10.244.0.0/16")
-	}
-	if !n.ServiceSubnet.IsValid() {
-		n.ServiceSubnet = netip.MustParsePrefix("10.96.0.0/12")
-	}
-	if !n.Outside.IsValid() {
-		n.Outside = nth(n.NodeSubnet, 200)
+	c.setFamilies()
+	for _, p := range c.plans() {
+		p.setNetworks()
 	}
 	if n.DNSDomain == "" {
 		n.DNSDomain = "cluster.local"
@@ -228,37 +235,10 @@ func (c *Config) SetDefaults(nodes int) {
 		if node.Role == "" {
 			node.Role = Worker
 		}
-		if !node.Address.IsValid() {
-			node.Address = nth(n.NodeSubnet, 131+i)
-		}
-		if !node.PodCIDR.IsValid() {
-			node.PodCIDR = block(n.PodSubnet, i)
+		for _, p := range c.plans() {
+			p.setNode(node, i)
 		}
 	}
-}
-
-// nth returns the address number i of an IPv4 prefix, or the zero address when
-// the prefix does not hold it or is none of IPv4, which Validate refuses.
-func nth(p netip.Prefix, i int) netip.Addr {
-	if !p.Addr().Is4() {
-		return netip.Addr{}
-	}
-	a := p.Masked().Addr().As4()
-	v := uint32(a[0])<<24 | uint32(a[1])<<16 | uint32(a[2])<<8 | uint32(a[3]) + uint32(i)
-	addr := netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)})
-	if !p.Contains(addr) {
-		return netip.Addr{}
-	}
-	return addr
-}
-
-// block returns the /24 number i of a pod network.
-func block(p netip.Prefix, i int) netip.Prefix {
-	addr := nth(p, i<<8)
-	if !addr.IsValid() {
-		return netip.Prefix{}
-	}
-	return netip.PrefixFrom(addr, 24)
 }
 
 var (
@@ -283,19 +263,10 @@ func (c *Config) Validate() error {
 		errs = append(errs, err)
 	}
 	n := c.Networking
-	for _, p := range []struct {
-		field string
-		value netip.Prefix
-	}{{"nodeSubnet", n.NodeSubnet}, {"podSubnet", n.PodSubnet}, {"serviceSubnet", n.ServiceSubnet}} {
-		if !p.value.Addr().Is4() {
-			bad("networking.%s %s: only IPv4 networks are supported so far", p.field, p.value)
-		} else if p.value != p.value.Masked() {
-			bad("networking.%s %s: not a network address, did you mean %s?", p.field, p.value, p.value.Masked())
-		}
-	}
-	for _, pair := range [][2]netip.Prefix{{n.NodeSubnet, n.PodSubnet}, {n.NodeSubnet, n.ServiceSubnet}, {n.PodSubnet, n.ServiceSubnet}} {
-		if pair[0].Overlaps(pair[1]) {
-			bad("networking: %s and %s overlap: node, pod and Service addresses must be three separate networks", pair[0], pair[1])
+	families := c.validateFamilies(bad)
+	if families {
+		for _, p := range c.plans() {
+			p.validate(bad)
 		}
 	}
 	for _, fault := range validation.IsDNS1123Subdomain(n.DNSDomain) {
@@ -303,9 +274,6 @@ func (c *Config) Validate() error {
 	}
 	if n.MTU < 1280 || n.MTU > 65535 {
 		bad("networking.mtu %d: want 1280 to 65535 bytes", n.MTU)
-	}
-	if !n.NodeSubnet.Contains(n.Outside) {
-		bad("networking.outside %s: not in nodeSubnet %s", n.Outside, n.NodeSubnet)
 	}
 	c.Proxy.validate("proxy", bad)
 	for i, node := range c.Nodes {
@@ -316,7 +284,7 @@ func (c *Config) Validate() error {
 	switch c.DNS.Provider {
 	case dnsNone:
 	case dnsCoreDNS:
-		if n.ServiceSubnet.Addr().Is4() && !c.dnsAddress().IsValid() {
+		if families && !c.dnsAddress().IsValid() {
 			bad("networking.serviceSubnet %s: too small for cluster DNS, which has its tenth address; give it at least a /28, or set dns.provider to %s", n.ServiceSubnet, dnsNone)
 		}
 	default:
@@ -330,7 +298,9 @@ func (c *Config) Validate() error {
 	if err := apiserver.Audit(c.Audit).Check(); err != nil {
 		errs = append(errs, fmt.Errorf("audit: %w", err))
 	}
-	errs = append(errs, c.validateNodes()...)
+	if families {
+		errs = append(errs, c.validateNodes()...)
+	}
 	if len(errs) == 0 { // the pool is judged by the plan
 		errs = append(errs, c.LoadBalancer.validate(c.addressPlan()))
 	}
@@ -340,7 +310,7 @@ func (c *Config) Validate() error {
 func (c *Config) validateNodes() (errs []error) {
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	controlPlane := 0
-	names, addrs := map[string]bool{}, map[netip.Addr]string{c.Networking.Outside: "outside"}
+	names, addrs := map[string]bool{}, map[netip.Addr]string{c.Networking.Outside: "outside", c.Networking.Secondary.Outside: "outside"}
 	for i, node := range c.Nodes {
 		if !nodeName.MatchString(node.Name) || node.Name == "outside" || node.Name == "fabric" {
 			bad("nodes[%d].name %q: want a DNS name other than outside and fabric", i, node.Name)
@@ -356,35 +326,12 @@ func (c *Config) validateNodes() (errs []error) {
 		default:
 			bad("nodes[%d].role %q: want %s or %s", i, node.Role, ControlPlane, Worker)
 		}
-		if !node.Address.IsValid() {
-			bad("nodes[%d] (%s): nodeSubnet %s has no address left for it", i, node.Name, c.Networking.NodeSubnet)
-		} else if !c.Networking.NodeSubnet.Contains(node.Address) {
-			bad("nodes[%d] (%s): address %s is not in nodeSubnet %s; a network of this size has too few addresses, or give each node its own", i, node.Name, node.Address, c.Networking.NodeSubnet)
-		} else if other, taken := addrs[node.Address]; taken {
-			bad("nodes[%d] (%s): address %s is already that of %s", i, node.Name, node.Address, other)
-		}
-		addrs[node.Address] = node.Name
-		switch {
-		case !node.PodCIDR.IsValid():
-			bad("nodes[%d] (%s): podSubnet %s has no /24 left for it", i, node.Name, c.Networking.PodSubnet)
-		case !c.Networking.PodSubnet.Overlaps(node.PodCIDR) || node.PodCIDR.Bits() < c.Networking.PodSubnet.Bits():
-			bad("nodes[%d] (%s): podCIDR %s is not inside podSubnet %s", i, node.Name, node.PodCIDR, c.Networking.PodSubnet)
-		case node.PodCIDR != node.PodCIDR.Masked():
-			bad("nodes[%d] (%s): podCIDR %s is not a network address, did you mean %s?", i, node.Name, node.PodCIDR, node.PodCIDR.Masked())
-		case node.PodCIDR.Bits() > maxPodCIDRBits:
-			bad("nodes[%d] (%s): podCIDR %s has too few addresses, want at most /%d", i, node.Name, node.PodCIDR, maxPodCIDRBits)
+		for _, p := range c.plans() {
+			p.validateNode(i, c.Nodes, addrs, bad)
 		}
 		for key, value := range node.Labels {
 			for _, fault := range append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...) {
 				bad("nodes[%d] (%s): label %s=%s: %s", i, node.Name, key, value, fault)
-			}
-		}
-		if room := 1<<(32-max(0, node.PodCIDR.Bits())) - 2; node.MaxPods < 0 || node.PodCIDR.IsValid() && node.MaxPods > room {
-			bad("nodes[%d] (%s): maxPods %d: want 0 to %d, the addresses of its podCIDR %s", i, node.Name, node.MaxPods, room, node.PodCIDR)
-		}
-		for _, before := range c.Nodes[:i] {
-			if node.PodCIDR.IsValid() && node.PodCIDR.Overlaps(before.PodCIDR) {
-				bad("nodes[%d] (%s): podCIDR %s overlaps that of %s", i, node.Name, node.PodCIDR, before.Name)
 			}
 		}
 	}

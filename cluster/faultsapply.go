@@ -119,7 +119,10 @@ const longSilence = 20 * time.Second
 // enforceAPI stops the API's ports and the way of the controllers to it, or opens them.
 func (l *Lab) enforceAPI(ctx context.Context) error {
 	from := l.apiStopped()
-	err := errors.Join(l.apiInside.set(ctx, from != ""), l.apiHost.set(ctx, from == FromAll))
+	err := l.apiHost.set(ctx, from == FromAll)
+	for _, inside := range l.apiInside {
+		err = errors.Join(err, inside.set(ctx, from != ""))
+	}
 	if from == FromAll {
 		l.controllersAPI.refused.Store(true)
 		return err

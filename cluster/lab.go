@@ -67,8 +67,9 @@ type Lab struct {
 	faults    *faultBook
 	enforcing *pace.Runner
 	// What a stopped API is closed by: its ports, and the way of the controllers.
-	apiHost, apiInside *stoppable
-	controllersAPI     *apiGate
+	apiHost        *stoppable
+	apiInside      []*stoppable
+	controllersAPI *apiGate
 	// control is the socket that kplab's other commands ask at.
 	control net.Listener
 }

@@ -57,6 +57,9 @@ func (l *Lab) wireNetwork(ctx context.Context) (string, error) {
 	}
 	l.fabric = fabric
 	detail := fmt.Sprintf("%d nodes and outside on %s", len(l.cfg.Nodes), n.NodeSubnet)
+	if n.Secondary.NodeSubnet.IsValid() {
+		detail += " and " + n.Secondary.NodeSubnet.String()
+	}
 	if !l.faults.found {
 		return detail, nil
 	}
@@ -70,9 +73,14 @@ func (l *Lab) wireNetwork(ctx context.Context) (string, error) {
 // fabricConfig is the address plan as the fabric needs it.
 func (l *Lab) fabricConfig() node.FabricConfig {
 	n := l.cfg.Networking
-	cfg := node.FabricConfig{Runtime: l.runtime, Subnet: n.NodeSubnet, Outside: n.Outside, MTU: n.MTU}
+	cfg := node.FabricConfig{
+		Runtime: l.runtime, Subnet: n.NodeSubnet, Outside: n.Outside, MTU: n.MTU,
+		SecondarySubnet: n.Secondary.NodeSubnet, SecondaryOutside: n.Secondary.Outside,
+	}
 	for _, c := range l.cfg.Nodes {
-		cfg.Nodes = append(cfg.Nodes, node.Peer{Name: c.Name, IP: c.Address, PodCIDR: c.PodCIDR})
+		cfg.Nodes = append(cfg.Nodes, node.Peer{
+			Name: c.Name, IP: c.Address, PodCIDR: c.PodCIDR, SecondaryIP: c.Secondary.Address, SecondaryPodCIDR: c.Secondary.PodCIDR,
+		})
 	}
 	return cfg
 }
@@ -90,30 +98,35 @@ func (l *Lab) startAPI(ctx context.Context) (string, error) {
 	}
 	l.apiPort = host.Addr().(*net.TCPAddr).Port
 	inside, err := l.listenInside(ctx)
+	listeners := append([]net.Listener{host}, inside...)
 	if err != nil {
-		host.Close()
-		return "", err
+		return "", errors.Join(err, closeAll(listeners))
 	}
 	// The parts of the lab have a way of their own to the API, which stays open when
 	// the others are closed by a fault.
 	own, err := listenHost(ctx, 0)
 	if err != nil {
-		return "", errors.Join(err, host.Close(), inside.Close())
+		return "", errors.Join(err, closeAll(listeners))
 	}
 	l.apiHost = newStoppable(host, l.listenAgain)
-	l.apiInside = newStoppable(inside, l.listenInside)
-	closeAll := func() error { return errors.Join(own.Close(), l.apiHost.Close(), l.apiInside.Close()) }
+	listeners = []net.Listener{own, l.apiHost}
+	for _, ln := range inside {
+		address := ln.Addr().String()
+		stoppable := newStoppable(ln, func(ctx context.Context) (net.Listener, error) { return l.listenInsideAt(ctx, address) })
+		l.apiInside = append(l.apiInside, stoppable)
+		listeners = append(listeners, stoppable)
+	}
 	master := l.cfg.APINode()
 	masterNS, err := l.runtime.NetNS(node.NSName(master.Name))
 	if err != nil {
-		return "", errors.Join(err, closeAll())
+		return "", errors.Join(err, closeAll(listeners))
 	}
 	l.api, err = apiserver.New(apiserver.Config{
 		StateDir:    l.paths.State,
-		Listeners:   []net.Listener{own, l.apiHost, l.apiInside},
-		ServiceCIDR: l.cfg.Networking.ServiceSubnet,
+		Listeners:   listeners,
+		ServiceCIDR: l.cfg.Networking.ServiceSubnet, SecondaryServiceCIDR: l.cfg.Networking.Secondary.ServiceSubnet,
 		ServerNames: []string{master.Name, "kubernetes.default.svc." + l.cfg.Networking.DNSDomain},
-		ServerIPs:   addrs(hostAddress, master.Address),
+		ServerIPs:   append(l.cfg.addressesOf(master), hostAddress),
 		NoFsync:     l.cfg.Disposable,
 		Audit:       apiserver.Audit(l.cfg.Audit),
 		Version:     version,
@@ -122,7 +135,7 @@ func (l *Lab) startAPI(ctx context.Context) (string, error) {
 		Log:         l.log.With("part", "apiserver"),
 	})
 	if err != nil {
-		return "", errors.Join(err, closeAll())
+		return "", errors.Join(err, closeAll(listeners))
 	}
 	l.startRevision = l.api.Revision()
 	l.serving = newGroup()
@@ -162,15 +175,34 @@ func (l *Lab) listenAgain(ctx context.Context) (net.Listener, error) {
 	return new(net.ListenConfig).Listen(ctx, "tcp", l.apiHost.Addr().String())
 }
 
-// listenInside opens :6443 in the control-plane node, so that the path from
-// 10.96.0.1:443 to the API is a real one.
-func (l *Lab) listenInside(ctx context.Context) (net.Listener, error) {
+func closeAll(listeners []net.Listener) error {
+	var errs []error
+	for _, ln := range listeners {
+		errs = append(errs, ln.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// listenInside opens :6443 on each address of the control-plane node, so that the path
+// from 10.96.0.1:443 to the API is a real one. On an error it returns what is open.
+func (l *Lab) listenInside(ctx context.Context) (open []net.Listener, err error) {
+	for _, ip := range l.cfg.addressesOf(l.cfg.APINode()) {
+		ln, err := l.listenInsideAt(ctx, netip.AddrPortFrom(ip, apiPortInside).String())
+		if err != nil {
+			return open, err
+		}
+		open = append(open, ln)
+	}
+	return open, nil
+}
+
+func (l *Lab) listenInsideAt(ctx context.Context, address string) (net.Listener, error) {
 	n := l.cfg.APINode()
 	ns, err := l.runtime.NetNS(node.NSName(n.Name))
 	if err != nil {
 		return nil, err
 	}
-	ln, err := ns.Listen(ctx, "tcp", fmt.Sprintf("%s:%d", n.Address, apiPortInside))
+	ln, err := ns.Listen(ctx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("open the API's port on node %s: %w", n.Name, err)
 	}
@@ -226,7 +258,10 @@ func (l *Lab) startControllers(ctx context.Context) (string, error) {
 		return "", err
 	}
 	l.loops.run("faults", l.enforcing.Run)
-	master := l.cfg.APINode()
+	var api []netip.AddrPort
+	for _, ip := range l.cfg.addressesOf(l.cfg.APINode()) {
+		api = append(api, netip.AddrPortFrom(ip, apiPortInside))
+	}
 	all := controller.All(controller.Deps{
 		Client:    client,
 		Metadata:  meta,
@@ -235,7 +270,7 @@ func (l *Lab) startControllers(ctx context.Context) (string, error) {
 		Log:       l.log,
 		Config: controller.Config{
 			ClusterDomain: l.cfg.Networking.DNSDomain,
-			APIAddresses:  []netip.AddrPort{netip.AddrPortFrom(master.Address, apiPortInside)},
+			APIAddresses:  api,
 			ServiceCIDR:   l.cfg.Networking.ServiceSubnet,
 			CACert:        l.api.ServingAuthority(),
 			Addresses:     l.cfg.addressPlan(),
@@ -306,15 +341,16 @@ func (l *Lab) nodeConfig(n NodeConfig, s *station) (node.Config, error) {
 	if err != nil {
 		return node.Config{}, err
 	}
-	cert, err := l.api.IssueServing(user, []string{n.Name}, addrs(n.Address))
+	cert, err := l.api.IssueServing(user, []string{n.Name}, l.cfg.addressesOf(n))
 	if err != nil {
 		return node.Config{}, err
 	}
 	net := l.cfg.Networking
 	return node.Config{
-		Name:         n.Name,
-		IP:           netip.PrefixFrom(n.Address, net.NodeSubnet.Bits()),
-		PodCIDR:      n.PodCIDR,
+		Name:        n.Name,
+		IP:          netip.PrefixFrom(n.Address, net.NodeSubnet.Bits()),
+		PodCIDR:     n.PodCIDR,
+		SecondaryIP: netip.PrefixFrom(n.Secondary.Address, net.Secondary.NodeSubnet.Bits()), SecondaryPodCIDR: n.Secondary.PodCIDR,
 		ControlPlane: n.Role == ControlPlane,
 		Labels:       n.Labels,
 		MaxPods:      n.MaxPods,
@@ -407,5 +443,3 @@ func (l *Lab) nodeReady(name string) bool {
 
 // nodeStateDir is where a node keeps what outlives a stop.
 func (l *Lab) nodeStateDir(name string) string { return filepath.Join(l.paths.State, "nodes", name) }
-
-func addrs(a ...netip.Addr) []netip.Addr { return a }

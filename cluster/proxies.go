@@ -5,7 +5,6 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -43,9 +42,9 @@ func (l *Lab) startProxy(ctx context.Context, n NodeConfig) error {
 	}
 	p, err := proxy.New(proxy.Config{
 		NodeName:          n.Name,
-		NodeIPs:           addrs(n.Address),
-		ClusterCIDRs:      []netip.Prefix{l.cfg.Networking.PodSubnet},
-		ServiceCIDRs:      []netip.Prefix{l.cfg.Networking.ServiceSubnet},
+		NodeIPs:           l.cfg.addressesOf(n),
+		ClusterCIDRs:      l.cfg.podSubnets(),
+		ServiceCIDRs:      l.cfg.serviceSubnets(),
 		NodePortAddresses: nodePortAddresses(want.Mode),
 		Informers:         l.informers,
 		Mode:              mode,

@@ -33,17 +33,23 @@ type Status struct {
 	// all, in force; it is tried again.
 	Faults      []Fault `json:"faults,omitempty"`
 	FaultsError string  `json:"faultsError,omitempty"`
+	// OutsideAddresses are the client's of each IP family, Outside the primary one.
+	OutsideAddresses []string `json:"outsideAddresses"`
 }
 
 // NodeStatus is one node's line of Status.
 type NodeStatus struct {
-	Name    string      `json:"name"`
-	Role    Role        `json:"role"`
-	Address string      `json:"address"`
-	PodCIDR string      `json:"podCIDR"`
-	Ready   bool        `json:"ready"`
-	Pods    int         `json:"pods"`
-	Proxy   ProxyStatus `json:"proxy"`
+	Name    string `json:"name"`
+	Role    Role   `json:"role"`
+	Address string `json:"address"`
+	PodCIDR string `json:"podCIDR"`
+	// Addresses and PodCIDRs are those of each IP family, Address and PodCIDR the
+	// primary ones.
+	Addresses []string    `json:"addresses"`
+	PodCIDRs  []string    `json:"podCIDRs"`
+	Ready     bool        `json:"ready"`
+	Pods      int         `json:"pods"`
+	Proxy     ProxyStatus `json:"proxy"`
 }
 
 // ProxyStatus says how far the Service proxy of one node is.
@@ -68,6 +74,9 @@ func (l *Lab) Status() Status {
 		Name: l.cfg.Name, PID: d.PID, API: l.serverURL(), Kubeconfig: l.paths.Kubeconfig(),
 		State: l.paths.State, Runtime: l.paths.Runtime, Since: l.since, Revision: l.api.Revision(),
 		ProxyModes: map[string]string{}, Outside: l.cfg.Networking.Outside.String(),
+	}
+	for _, p := range l.cfg.plans() {
+		s.OutsideAddresses = append(s.OutsideAddresses, p.outside.String())
 	}
 	pods := map[string]int{}
 	// The lister reads memory; it has no error to give.
@@ -104,10 +113,19 @@ func (l *Lab) Status() Status {
 		s.ProxyModes[n.Name] = st.Mode
 		s.Nodes = append(s.Nodes, NodeStatus{
 			Name: n.Name, Role: n.Role, Address: n.Address.String(), PodCIDR: n.PodCIDR.String(),
+			Addresses: texts(l.cfg.addressesOf(n)), PodCIDRs: texts(l.cfg.podCIDRsOf(n)),
 			Ready: l.nodeReady(n.Name), Pods: pods[n.Name], Proxy: ps,
 		})
 	}
 	return s
+}
+
+// texts writes each value as text.
+func texts[T fmt.Stringer](all []T) (out []string) {
+	for _, v := range all {
+		out = append(out, v.String())
+	}
+	return out
 }
 
 // Rules renders what the proxy of a node ("" is the control plane) wants in the

@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -51,7 +52,7 @@ func printStatus(cmd *cobra.Command, s cluster.Status) error {
 	fmt.Fprintf(out, "api         %s (revision %d)\n", s.API, s.Revision)
 	fmt.Fprintf(out, "kubeconfig  %s\n", s.Kubeconfig)
 	fmt.Fprintf(out, "state       %s\n", s.State)
-	fmt.Fprintf(out, "outside     %s\n\n", s.Outside)
+	fmt.Fprintf(out, "outside     %s\n\n", strings.Join(s.OutsideAddresses, ", "))
 	if len(s.Faults) > 0 {
 		if err := printFaults(out, s.Faults); err != nil {
 			return err
@@ -64,7 +65,7 @@ func printStatus(cmd *cobra.Command, s cluster.Status) error {
 	w := tabwriter.NewWriter(out, 0, 8, 3, ' ', 0)
 	fmt.Fprintln(w, "NODE\tROLE\tREADY\tADDRESS\tPODS\tPOD CIDR\tPROXY\tSERVICES\tENDPOINTS\tERROR")
 	for _, n := range s.Nodes {
-		fmt.Fprintf(w, "%s\t%s\t%t\t%s\t%d\t%s\t%s\t%d\t%d\t%s\n", n.Name, n.Role, n.Ready, n.Address, n.Pods, n.PodCIDR,
+		fmt.Fprintf(w, "%s\t%s\t%t\t%s\t%d\t%s\t%s\t%d\t%d\t%s\n", n.Name, n.Role, n.Ready, strings.Join(n.Addresses, ","), n.Pods, strings.Join(n.PodCIDRs, ","),
 			n.Proxy.Mode, n.Proxy.Services, n.Proxy.Endpoints, orNone(proxyTrouble(n.Proxy)))
 	}
 	return w.Flush()

@@ -17,6 +17,7 @@ import (
 type upOptions struct {
 	config     string
 	nodes      int
+	ipFamilies string
 	proxyMode  string
 	dnsZone    string
 	lbPool     string
@@ -44,6 +45,7 @@ way the state is kept: the next up brings every object and pod back.`,
 	f := cmd.Flags()
 	f.StringVar(&o.config, "config", "", "settings file (apiVersion kplab/v1alpha1, kind Lab)")
 	f.IntVar(&o.nodes, "nodes", 0, "number of nodes, the control plane included (default 3)")
+	f.StringVar(&o.ipFamilies, "ip-families", "", "IP families, the primary one first: ipv4, ipv6, dual or a list such as ipv6,ipv4 (default ipv4)")
 	f.StringVar(&o.proxyMode, "proxy-mode", "", "Service proxy mode: iptables, nftables or none (default iptables)")
 	f.StringVar(&o.nftLayout, "nft-layout", "", "layout of proxy mode nftables: upstream or compact (default upstream)")
 	f.StringVar(&o.dnsZone, "dns-zone", "", "file of DNS records (RFC 1035) for names outside of the cluster")
@@ -106,6 +108,13 @@ func (o *upOptions) settings(cmd *cobra.Command, g *globals) (cluster.Config, er
 	if asked := cmd.Flags().Changed("nodes"); asked && (o.nodes <= 0 || len(cfg.Nodes) > 0) {
 		return cfg, usageError{fmt.Errorf("--nodes %d: want a positive number, and not together with nodes in the settings file", o.nodes)}
 	}
+	if o.ipFamilies != "" {
+		families, err := cluster.ParseIPFamilies(o.ipFamilies)
+		if err != nil {
+			return cfg, usageError{fmt.Errorf("--ip-families: %w", err)}
+		}
+		cfg.Networking.IPFamilies, cfg.Networking.IPFamily = families, ""
+	}
 	if o.proxyMode != "" {
 		cfg.Proxy = cluster.ProxyConfig{Mode: o.proxyMode}
 	}
@@ -158,7 +167,7 @@ func (o *upOptions) daemonArgs() []string {
 // asked says whether the person chose any setting, as against resuming whatever
 // there is.
 func (o *upOptions) asked(cmd *cobra.Command) bool {
-	for _, flag := range []string{"config", "nodes", "proxy-mode", "nft-layout", "dns-zone", "lb-pool", "no-fsync", "audit-log", "audit-policy"} {
+	for _, flag := range []string{"config", "nodes", "ip-families", "proxy-mode", "nft-layout", "dns-zone", "lb-pool", "no-fsync", "audit-log", "audit-policy"} {
 		if cmd.Flags().Changed(flag) {
 			return true
 		}
