@@ -135,7 +135,7 @@ type ProxyConfig struct {
 // validate says what is wrong with the settings of field.
 func (p ProxyConfig) validate(field string, bad func(format string, args ...any)) {
 	if _, ok := proxyModes()[p.Mode]; !ok {
-		bad("%s.mode %q: want one of %s", field, p.Mode, strings.Join(modeNames(), ", "))
+		bad("%s.mode %q: want one of %s", field, p.Mode, strings.Join(ProxyModes(), ", "))
 	}
 	if _, err := nftables.ParseLayout(p.NFTLayout); err != nil {
 		bad("%s.nftLayout: %w", field, err)

@@ -49,6 +49,7 @@ type Lab struct {
 	modes               map[string]proxy.Mode   // by node
 	features            *iptables.Features      // nil when nobody has looked
 	nftProbed           bool
+	userspaceProbed     bool
 
 	client    kubernetes.Interface
 	informers informers.SharedInformerFactory

@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"log/slog"
 	"maps"
 	"slices"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/kplab/kplab/proxy/iptables"
 	"github.com/kplab/kplab/proxy/nftables"
 	"github.com/kplab/kplab/proxy/none"
+	"github.com/kplab/kplab/proxy/userspace"
 )
 
 // ModeOptions is what a proxy mode of one node is made from.
@@ -25,8 +27,10 @@ type ModeOptions struct {
 	Journal string
 	// NFTLayout is the layout of mode nftables; empty is the default.
 	NFTLayout nftables.Layout
-	// NFTProbed says that mode nftables was tried on this kernel already.
-	NFTProbed bool
+	// NFTProbed and UserspaceProbed say that the mode was tried on this kernel already.
+	NFTProbed, UserspaceProbed bool
+	// Log hears what a mode has to say; nil means nobody.
+	Log *slog.Logger
 }
 
 // proxyModes is the list of the proxy modes, by the name that --proxy-mode takes.
@@ -37,6 +41,9 @@ func proxyModes() map[string]func(ModeOptions) proxy.Mode {
 		},
 		"nftables": func(o ModeOptions) proxy.Mode {
 			return nftables.New(nftables.Options{NetNS: o.NetNS, Layout: o.NFTLayout, Probed: o.NFTProbed})
+		},
+		"userspace": func(o ModeOptions) proxy.Mode {
+			return userspace.New(userspace.Options{NetNS: o.NetNS, LockFile: o.LockFile, Probed: o.UserspaceProbed, Log: o.Log})
 		},
 		"none": func(ModeOptions) proxy.Mode { return none.New() },
 	}
@@ -51,4 +58,13 @@ func nodePortAddresses(mode string) []string {
 	return nil
 }
 
-func modeNames() []string { return slices.Sorted(maps.Keys(proxyModes())) }
+// ModeWarning is what a person should know who chooses a mode; "" when there is nothing.
+func ModeWarning(mode string) string {
+	if mode == "userspace" {
+		return "proxy mode userspace was removed from Kubernetes in 1.26: it is here to be compared with the others; the proxy copies every byte, pods see the node's address instead of the client's, and connections end with the daemon"
+	}
+	return ""
+}
+
+// ProxyModes lists the names that --proxy-mode takes.
+func ProxyModes() []string { return slices.Sorted(maps.Keys(proxyModes())) }

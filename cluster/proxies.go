@@ -9,10 +9,12 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kplab/kplab/internal/xtables"
 	"github.com/kplab/kplab/node"
 	"github.com/kplab/kplab/proxy"
 	"github.com/kplab/kplab/proxy/iptables"
 	"github.com/kplab/kplab/proxy/nftables"
+	"github.com/kplab/kplab/proxy/userspace"
 )
 
 // startProxies makes each node's Service proxy.
@@ -22,8 +24,15 @@ func (l *Lab) startProxies(ctx context.Context) (string, error) {
 		if err := l.startProxy(ctx, n); err != nil {
 			return "", err
 		}
-		if want := l.cfg.ProxyOf(n).String(); !slices.Contains(said, want) {
-			said = append(said, want)
+		say := l.cfg.ProxyOf(n).String()
+		if l.cfg.ProxyOf(n).Mode == "userspace" {
+			say += " (removed upstream in 1.26)"
+		}
+		if !slices.Contains(said, say) {
+			said = append(said, say)
+			if w := ModeWarning(l.cfg.ProxyOf(n).Mode); w != "" {
+				l.log.Warn(w, "part", "proxy")
+			}
 		}
 	}
 	return "mode " + strings.Join(said, ", "), nil
@@ -90,6 +99,9 @@ func (l *Lab) newMode(ctx context.Context, nodeName string, want ProxyConfig) (p
 	case want.Mode == "nftables" && !l.nftProbed:
 		err = nftables.Detect(ctx)
 		l.nftProbed = err == nil
+	case want.Mode == "userspace" && !l.userspaceProbed:
+		err = userspace.Detect(ctx, xtables.Auto)
+		l.userspaceProbed = err == nil
 	}
 	if err != nil {
 		return nil, err
@@ -99,12 +111,14 @@ func (l *Lab) newMode(ctx context.Context, nodeName string, want ProxyConfig) (p
 		return nil, err
 	}
 	return proxyModes()[want.Mode](ModeOptions{
-		NetNS:     ns,
-		Features:  l.features,
-		LockFile:  l.paths.XtablesLock(node.NSName(nodeName)),
-		Journal:   filepath.Join(l.paths.Runtime, "nodes", nodeName, "proxy.json"),
-		NFTLayout: nftables.Layout(want.NFTLayout),
-		NFTProbed: l.nftProbed,
+		NetNS:           ns,
+		Features:        l.features,
+		LockFile:        l.paths.XtablesLock(node.NSName(nodeName)),
+		Journal:         filepath.Join(l.paths.Runtime, "nodes", nodeName, "proxy.json"),
+		NFTLayout:       nftables.Layout(want.NFTLayout),
+		NFTProbed:       l.nftProbed,
+		UserspaceProbed: l.userspaceProbed,
+		Log:             l.log.With("part", "proxy", "node", nodeName, "mode", want.Mode),
 	}), nil
 }
 

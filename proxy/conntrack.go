@@ -99,7 +99,7 @@ func udpPorts(s *Snapshot) []*ServicePort {
 //
 // A Service without any serving endpoint is left alone: there is nothing better
 // to send its clients to, and the next endpoint brings this here again.
-func staleFlows(flows []UDPFlow, before, now *Snapshot, local []netip.Addr, serviceCIDRs []netip.Prefix) []UDPFlow {
+func staleFlows(flows []UDPFlow, before, now *Snapshot, local []netip.Addr, serviceCIDRs []netip.Prefix, received func(netip.AddrPort) bool) []UDPFlow {
 	want, had := newUDPEntries(now), newUDPEntries(before)
 	lookup := func(e udpEntries, f UDPFlow) ([]netip.AddrPort, bool) {
 		if eps, ok := e.serving[f.Dst]; ok {
@@ -115,7 +115,7 @@ func staleFlows(flows []UDPFlow, before, now *Snapshot, local []netip.Addr, serv
 	var out []UDPFlow
 	for _, f := range flows {
 		if eps, ok := lookup(want, f); ok {
-			if len(eps) > 0 && !slices.Contains(eps, f.Peer) {
+			if len(eps) > 0 && !slices.Contains(eps, f.Peer) && !received(f.Peer) {
 				out = append(out, f)
 			}
 			continue
@@ -231,10 +231,11 @@ func (k kernelConntrack) LocalAddrs(context.Context) ([]netip.Addr, error) {
 
 // CleanConntrack removes the UDP entries of a table that hold clients back after
 // now was applied in place of before (nil after a start), and returns how many.
-// Entries towards endpoints that serve are never touched. Call it after the
+// Entries towards endpoints that serve are never touched, nor those towards a port that
+// mode says it receives on (nil for modes that have none). Call it after the
 // rules are in the kernel: an entry removed earlier would be made again by the
 // client's next packet, under the old rules.
-func CleanConntrack(ctx context.Context, table ConntrackTable, before, now *Snapshot, serviceCIDRs []netip.Prefix) (int, error) {
+func CleanConntrack(ctx context.Context, table ConntrackTable, before, now *Snapshot, serviceCIDRs []netip.Prefix, mode Mode) (int, error) {
 	if before != nil && slices.Equal(udpPorts(before), udpPorts(now)) {
 		return 0, nil
 	}
@@ -242,13 +243,20 @@ func CleanConntrack(ctx context.Context, table ConntrackTable, before, now *Snap
 	if err != nil {
 		return 0, err
 	}
+	received := func(netip.AddrPort) bool { return false }
+	if r, ok := mode.(Receiver); ok {
+		received = func(at netip.AddrPort) bool {
+			// Ports elsewhere, on pods say, may have the same number.
+			return slices.Contains(local, at.Addr()) && r.Receives(corev1.ProtocolUDP, at)
+		}
+	}
 	n := 0
 	for _, family := range now.Families {
 		flows, err := table.UDPFlows(ctx, family)
 		if err != nil {
 			return n, err
 		}
-		stale := staleFlows(flows, before, now, local, serviceCIDRs)
+		stale := staleFlows(flows, before, now, local, serviceCIDRs, received)
 		if err := table.Delete(ctx, stale); err != nil {
 			return n, err
 		}

@@ -2,7 +2,12 @@
 
 package proxy
 
-import "context"
+import (
+	"context"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+)
 
 // Mode encodes snapshots for one facility of the kernel, on one node. A Mode
 // remembers what it applied; its methods are not called concurrently, Render
@@ -56,4 +61,23 @@ type Resetter interface {
 // Rules stay as they are.
 type Closer interface {
 	Close()
+}
+
+// Drainer is implemented by modes whose process carries connections itself. When
+// another mode takes over, what is under way is carried on to its end.
+type Drainer interface {
+	Closer
+	// Retire stops taking new connections.
+	Retire()
+	// Carrying counts the connections under way. When there is none any more, or when
+	// the proxy ends, the mode is closed.
+	Carrying() int
+}
+
+// Receiver is implemented by modes that lead packets to ports of their own on the node
+// instead of to endpoints.
+type Receiver interface {
+	// Receives says whether an address of the node with this port is one of them. A
+	// tracked flow that leads there is healthy.
+	Receives(corev1.Protocol, netip.AddrPort) bool
 }

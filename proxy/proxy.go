@@ -124,10 +124,11 @@ type Proxy struct {
 	// holders wait for the next sync, see SetHold.
 	holders []chan error
 
-	// Only the sync loop uses these two; flushed says that what the mode wrote was
-	// removed for a hold.
+	// Only the sync loop uses these; flushed says that what the mode wrote was removed
+	// for a hold.
 	checked time.Time
 	flushed bool
+	retired []Drainer // modes of before, with connections under way
 	health  *healthServers
 }
 
@@ -305,6 +306,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	err := p.runner.Run(ctx)
 	wg.Wait()
 	closeMode(p.cfg.Mode)
+	p.closeRetired(true)
 	return err
 }
 
@@ -320,6 +322,7 @@ func (p *Proxy) sync(ctx context.Context) (err error) {
 	if held, err := p.held(ctx); held {
 		return err
 	}
+	p.closeRetired(false)
 	start := p.clock.Now()
 	// Before the lock: the witness asks pending, which takes it. What is seen here
 	// is in the decider already, since handlers tell the witness last.
@@ -370,7 +373,7 @@ func (p *Proxy) applySnapshot(ctx context.Context, before, snapshot *Snapshot) e
 	if p.cfg.Conntrack == nil {
 		return nil
 	}
-	n, err := CleanConntrack(ctx, p.cfg.Conntrack, before, snapshot, p.cfg.ServiceCIDRs)
+	n, err := CleanConntrack(ctx, p.cfg.Conntrack, before, snapshot, p.cfg.ServiceCIDRs, p.cfg.Mode)
 	if n > 0 {
 		p.log.Debug("stale UDP connection tracking entries deleted", "count", n)
 	}

@@ -351,7 +351,7 @@ func TestStaleFlows(t *testing.T) {
 		{"left over, found after a restart", nil, none, flow("10.96.0.99:53", gone), true},
 		{"not ours, found after a restart", nil, none, flow("198.51.100.7:53", gone), false},
 	} {
-		got := staleFlows([]UDPFlow{tc.flow}, tc.before, tc.now, []netip.Addr{netip.MustParseAddr("172.18.0.2")}, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")})
+		got := staleFlows([]UDPFlow{tc.flow}, tc.before, tc.now, []netip.Addr{netip.MustParseAddr("172.18.0.2")}, []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}, func(netip.AddrPort) bool { return false })
 		if (len(got) == 1) != tc.stale {
 			t.Errorf("%s: stale %v, want %v", tc.name, len(got) == 1, tc.stale)
 		}

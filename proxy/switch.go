@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // pendingSwitch is a change of the mode that the sync loop is asked for.
@@ -73,6 +74,14 @@ func (p *Proxy) switchMode(ctx context.Context, s *pendingSwitch) error {
 	old := p.cfg.Mode
 	// Another form of the same mode owns the same tables: it takes them over.
 	same := old.Name() == s.to.Name()
+	if _, carries := old.(Drainer); carries && same {
+		// It holds its ports and connections, and has no other form: it is made to look
+		// at all of its rules again.
+		s.to = old
+		if r, ok := old.(Resetter); ok {
+			r.Reset()
+		}
+	}
 
 	program, err := s.to.Render(snapshot)
 	if err == nil {
@@ -82,7 +91,9 @@ func (p *Proxy) switchMode(ctx context.Context, s *pendingSwitch) error {
 		if !same {
 			err = errors.Join(err, s.to.Cleanup(context.WithoutCancel(ctx)))
 		}
-		closeMode(s.to)
+		if s.to != old {
+			closeMode(s.to)
+		}
 		if r, ok := old.(Resetter); ok {
 			r.Reset()
 		}
@@ -97,11 +108,43 @@ func (p *Proxy) switchMode(ctx context.Context, s *pendingSwitch) error {
 	if !same {
 		err = old.Cleanup(ctx)
 	}
-	closeMode(old)
+	if s.to != old {
+		p.retire(old)
+	}
 	if err != nil {
 		return fmt.Errorf("the new rules are in force, and of the old ones something is left: %w", err)
 	}
+	if !same && p.cfg.Conntrack != nil {
+		// Flows of UDP clients that keep their port still lead where the old rules did.
+		if _, err := CleanConntrack(ctx, p.cfg.Conntrack, nil, snapshot, p.cfg.ServiceCIDRs, s.to); err != nil {
+			return fmt.Errorf("the new rules are in force, and stale UDP flows are left: %w", err)
+		}
+	}
 	return nil
+}
+
+// retire lets go of a mode that another took over from. One that carries connections
+// is kept until they have ended.
+func (p *Proxy) retire(m Mode) {
+	d, ok := m.(Drainer)
+	if !ok {
+		closeMode(m)
+		return
+	}
+	d.Retire()
+	p.retired = append(p.retired, d)
+	p.closeRetired(false)
+}
+
+// closeRetired closes retired modes that carry nothing any more, or all.
+func (p *Proxy) closeRetired(all bool) {
+	p.retired = slices.DeleteFunc(p.retired, func(d Drainer) bool {
+		if !all && d.Carrying() > 0 {
+			return false
+		}
+		d.Close()
+		return true
+	})
 }
 
 func closeMode(m Mode) {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -103,8 +104,8 @@ func newProxySetCommand(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set MODE",
 		Short: "change the mode of the Service proxies while the lab runs",
-		Long: `Change the mode of the Service proxies while the lab runs: iptables, nftables or
-none. The new rules are written and read back before the old ones go, so that no
+		Long: `Change the mode of the Service proxies while the lab runs, to one of
+` + strings.Join(cluster.ProxyModes(), ", ") + `. The new rules are written and read back before the old ones go, so that no
 connection is refused or cut. The next up has the mode as well.`,
 		Args: exactArgs("MODE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -119,6 +120,9 @@ connection is refused or cut. The next up has the mode as well.`,
 			where := "every node"
 			if node != "" {
 				where = "node " + node
+			}
+			if w := cluster.ModeWarning(want.Mode); w != "" {
+				fmt.Fprintln(cmd.ErrOrStderr(), "warning: "+w)
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "proxy mode %s on %s\n", want, where)
 			return err

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -46,7 +47,7 @@ way the state is kept: the next up brings every object and pod back.`,
 	f.StringVar(&o.config, "config", "", "settings file (apiVersion kplab/v1alpha1, kind Lab)")
 	f.IntVar(&o.nodes, "nodes", 0, "number of nodes, the control plane included (default 3)")
 	f.StringVar(&o.ipFamilies, "ip-families", "", "IP families, the primary one first: ipv4, ipv6, dual or a list such as ipv6,ipv4 (default ipv4)")
-	f.StringVar(&o.proxyMode, "proxy-mode", "", "Service proxy mode: iptables, nftables or none (default iptables)")
+	f.StringVar(&o.proxyMode, "proxy-mode", "", "Service proxy mode, one of "+strings.Join(cluster.ProxyModes(), ", ")+" (default iptables)")
 	f.StringVar(&o.nftLayout, "nft-layout", "", "layout of proxy mode nftables: upstream or compact (default upstream)")
 	f.StringVar(&o.dnsZone, "dns-zone", "", "file of DNS records (RFC 1035) for names outside of the cluster")
 	f.StringVar(&o.lbPool, "lb-pool", "", "addresses of the node network for Services of type LoadBalancer, such as 10.0.0.240/28 (default: no load balancer)")

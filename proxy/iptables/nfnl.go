@@ -10,6 +10,7 @@ import (
 
 	"github.com/kplab/kplab/internal/netns"
 	"github.com/kplab/kplab/internal/nfnl"
+	"github.com/kplab/kplab/internal/xtables"
 )
 
 // Message types of nf_tables and nfnetlink_acct, with their subsystem.
@@ -17,9 +18,7 @@ const (
 	subsysAcct = 7 << 8
 
 	msgGetChain = nfnl.NFTables | unix.NFT_MSG_GETCHAIN
-	msgDelChain = nfnl.NFTables | unix.NFT_MSG_DELCHAIN
 	msgGetRule  = nfnl.NFTables | unix.NFT_MSG_GETRULE
-	msgDelRule  = nfnl.NFTables | unix.NFT_MSG_DELRULE
 
 	msgAcctNew = subsysAcct // NFNL_MSG_ACCT_NEW is 0
 	msgAcctDel = subsysAcct | 3
@@ -87,38 +86,9 @@ func (c conn) countRules(family uint8, table, chain string) (int, error) {
 	return n, nil
 }
 
-// removeChains empties and deletes chains. First all are emptied, so that none
-// is used by another any more, then all are deleted; as many as the socket takes
-// are one transaction, so a handful of chains goes in one.
+// removeChains empties and deletes chains.
 func (c conn) removeChains(family uint8, table string, chains []string) error {
-	batch := c.BeginBatch(nil, nfnl.NFTables)
-	message := func(typ uint16, build func(b []byte) []byte) {
-		b, start, _ := c.Begin(batch, typ, 0, family, 0)
-		batch = nfnl.End(build(b), start)
-	}
-	for pass := range 2 {
-		for _, name := range chains {
-			if pass == 0 {
-				message(msgDelRule, func(b []byte) []byte {
-					return nfnl.String(nfnl.String(b, unix.NFTA_RULE_TABLE, table), unix.NFTA_RULE_CHAIN, name)
-				})
-			} else {
-				message(msgDelChain, func(b []byte) []byte {
-					return nfnl.String(nfnl.String(b, unix.NFTA_CHAIN_TABLE, table), unix.NFTA_CHAIN_NAME, name)
-				})
-			}
-			if len(batch) > c.Limit()-4096 {
-				if _, err := c.Commit(batch, nfnl.NFTables); err != nil {
-					return fmt.Errorf("remove chains of table %s: %w", table, err)
-				}
-				batch = c.BeginBatch(batch[:0], nfnl.NFTables)
-			}
-		}
-	}
-	if _, err := c.Commit(batch, nfnl.NFTables); err != nil {
-		return fmt.Errorf("remove chains of table %s: %w", table, err)
-	}
-	return nil
+	return xtables.RemoveChains(c.Conn, family, table, chains)
 }
 
 // createAcct makes a packet counter object; one that exists is kept.

@@ -70,6 +70,9 @@ func NewLab(t *testing.T, m Mode) *Lab {
 					t.Errorf("clean up %s: %v", h.Name, err)
 				}
 			}
+			if c, ok := n.mode.(proxy.Closer); ok {
+				c.Close()
+			}
 		})
 	}
 	return lab
@@ -94,7 +97,7 @@ func (l *Lab) Apply(tb testing.TB, services []*corev1.Service, slices ...*discov
 		if err := p.Apply(ctx); err != nil {
 			tb.Fatalf("apply on %s: %v", n.host.Name, err)
 		}
-		if _, err := proxy.CleanConntrack(ctx, n.table, n.current, s, []netip.Prefix{netip.MustParsePrefix(ServiceCIDR)}); err != nil {
+		if _, err := proxy.CleanConntrack(ctx, n.table, n.current, s, []netip.Prefix{netip.MustParsePrefix(ServiceCIDR)}, n.mode); err != nil {
 			tb.Fatalf("conntrack on %s: %v", n.host.Name, err)
 		}
 		n.current = s
@@ -106,6 +109,44 @@ func (l *Lab) Serve(tb testing.TB, svc *corev1.Service, eps ...discoveryv1.Endpo
 	tb.Helper()
 	l.Apply(tb, []*corev1.Service{svc}, Slice(svc, []int32{8080}, eps...))
 }
+
+func (l *Lab) userspace() bool { return l.Mode == "userspace" }
+
+// seen is the source address that a backend sees of a pod whose packets are not
+// masqueraded: its own, but where the node's proxy makes a connection of its own.
+func (l *Lab) seen(pod *Host) netip.Addr {
+	if pod.Node == l.N2.Name {
+		return l.seenVia(pod, l.N2)
+	}
+	return l.seenVia(pod, l.N1)
+}
+
+// seenVia is seen for a client that comes by a certain node.
+func (l *Lab) seenVia(client, node *Host) netip.Addr {
+	if l.userspace() {
+		return node.IP
+	}
+	return client.IP
+}
+
+// nobody is how a connection to a Service without endpoints ends.
+func (l *Lab) nobody() string {
+	if l.userspace() {
+		return Closed // the proxy accepts before it knows
+	}
+	return Refused
+}
+
+// notIn ends a row that a mode has no answer to, with the reason.
+func (l *Lab) notIn(t *testing.T, mode, reason string) {
+	t.Helper()
+	if l.Mode == mode {
+		t.Skip(notApplicable + reason)
+	}
+}
+
+// notApplicable begins the message of a row that a mode cannot have.
+const notApplicable = "n/a: "
 
 // Row is one line of the contract.
 type Row struct {

@@ -7,9 +7,11 @@ import (
 
 	"github.com/kplab/kplab/internal/netns"
 	"github.com/kplab/kplab/internal/nettest"
+	"github.com/kplab/kplab/internal/xtables"
 	"github.com/kplab/kplab/proxy"
 	"github.com/kplab/kplab/proxy/iptables"
 	"github.com/kplab/kplab/proxy/nftables"
+	"github.com/kplab/kplab/proxy/userspace"
 )
 
 func TestMain(m *testing.M) { nettest.Main(m) }
@@ -35,6 +37,11 @@ func modes() []Mode {
 		{Name: "nftables", Variant: "compact", New: func(tb testing.TB, ns *netns.NS) proxy.Mode {
 			tb.Helper()
 			return nftables.New(nftables.Options{NetNS: ns, Layout: nftables.LayoutCompact})
+		}},
+		{Name: "userspace", New: func(tb testing.TB, ns *netns.NS) proxy.Mode {
+			tb.Helper()
+			nettest.Need(tb, "iptables")
+			return userspace.New(userspace.Options{NetNS: ns, Variant: xtables.NFT})
 		}},
 	}
 }

@@ -107,16 +107,16 @@ func conntrackRows() []Row {
 		{"O01", "a UDP client moves when its backend goes", func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("udp", OverUDP), Ready(l.B1))
 			c := steady(t, l.C1, vip+":80")
-			want(t, "before", ask(c), l.C1.IP, l.B1)
+			want(t, "before", ask(c), l.seen(l.C1), l.B1)
 			l.Serve(t, Service("udp", OverUDP), Ready(l.B2))
-			want(t, "after", ask(c), l.C1.IP, l.B2)
+			want(t, "after", ask(c), l.seen(l.C1), l.B2)
 		}},
 		{"O02", "a UDP client that was early gets through", func(t *testing.T, l *Lab) {
 			l.Apply(t, nil)
 			c := steady(t, l.C1, vip+":80")
 			wantOutcome(t, "before the Service", ask(c), Silence)
 			l.Serve(t, Service("udp", OverUDP))
-			if l.Mode != "userspace" {
+			if !l.userspace() {
 				wantOutcome(t, "before the endpoint", ask(c), Refused)
 			}
 			l.Serve(t, Service("udp", OverUDP), Ready(l.B2))
@@ -131,10 +131,10 @@ func conntrackRows() []Row {
 		{"O03", "all endpoints gone: entries are left alone", func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("udp", OverUDP), Ready(l.B1))
 			c := steady(t, l.C1, vip+":80")
-			want(t, "before", ask(c), l.C1.IP, l.B1)
+			want(t, "before", ask(c), l.seen(l.C1), l.B1)
 			l.Serve(t, Service("udp", OverUDP))
 			if l.Mode == "iptables" || l.Mode == "nftables" {
-				want(t, "the flow goes on", ask(c), l.C1.IP, l.B1)
+				want(t, "the flow goes on", ask(c), l.seen(l.C1), l.B1)
 			}
 		}},
 		{"O04", "a UDP nodePort client moves too", func(t *testing.T, l *Lab) {
@@ -147,10 +147,10 @@ func conntrackRows() []Row {
 		{"O05", "a flow to a terminating pod that serves is kept", func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("udp", OverUDP), Ready(l.B1))
 			c := steady(t, l.C1, vip+":80")
-			want(t, "before", ask(c), l.C1.IP, l.B1)
+			want(t, "before", ask(c), l.seen(l.C1), l.B1)
 			l.Serve(t, Service("udp", OverUDP), Draining(l.B1), Ready(l.B2))
-			if l.Mode != "userspace" {
-				want(t, "after", ask(c), l.C1.IP, l.B1)
+			if !l.userspace() {
+				want(t, "after", ask(c), l.seen(l.C1), l.B1)
 			}
 		}},
 		{"O06", "an open TCP connection outlives a change of rules", func(t *testing.T, l *Lab) {
@@ -185,7 +185,7 @@ func conntrackRows() []Row {
 		{"O08", "a deleted UDP Service lets go of its clients", func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("udp", OverUDP), Ready(l.B1))
 			c := steady(t, l.C1, vip+":80")
-			want(t, "before", ask(c), l.C1.IP, l.B1)
+			want(t, "before", ask(c), l.seen(l.C1), l.B1)
 			l.Apply(t, nil)
 			if r := ask(c); r.Outcome == Answered {
 				t.Errorf("after: %s", r)

@@ -283,6 +283,7 @@ const (
 	Refused  = "refused"   // at once: a reset or ICMP port unreachable
 	Silence  = "timeout"   // nothing came back
 	Denied   = "forbidden" // the sender's own kernel refused (EPERM)
+	Closed   = "closed"    // accepted, and closed without a word
 )
 
 // Reply is the outcome of one connection or one datagram.
@@ -340,6 +341,9 @@ func talk(c net.Conn, network string, start time.Time) Reply {
 	}
 	if err != nil {
 		return failure(err, start)
+	}
+	if len(buf) == 0 && network == "tcp" {
+		return Reply{Outcome: Closed, Took: time.Since(start)}
 	}
 	f := strings.Fields(string(buf))
 	if len(f) != 3 {
