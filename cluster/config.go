@@ -58,6 +58,10 @@ type Config struct {
 	DNS        DNSConfig    `json:"dns,omitempty"`
 	// LoadBalancer gives Services of type LoadBalancer addresses.
 	LoadBalancer LoadBalancerConfig `json:"loadBalancer,omitempty"`
+	// SystemPods makes kube-system show the lab's parts as pods, as a stock cluster
+	// does: kube-proxy and the CNI on each node, the control plane's components. They
+	// carry the parts' logs.
+	SystemPods bool `json:"systemPods,omitempty"`
 	// Disposable leaves out the fsync of each write: faster, and a power cut
 	// may cost the last writes. For labs that are thrown away.
 	Disposable bool `json:"disposable,omitempty"`
@@ -95,6 +99,9 @@ type NodeConfig struct {
 	// Secondary are those of the second IP family of the lab. In a settings file they
 	// stand behind the first ones and a comma.
 	Secondary SecondaryAddresses `json:"secondary,omitzero"`
+	// FirstPod is the address in PodCIDR that the node's first pod gets; the next
+	// ones follow. Without it, PodCIDR's first.
+	FirstPod netip.Addr `json:"firstPod,omitzero"`
 	// Labels are added to those that every node has.
 	Labels map[string]string `json:"labels,omitempty"`
 	// Proxy overrides the lab's proxy settings on this node.
@@ -178,21 +185,28 @@ func LoadConfig(path string) (Config, error) {
 	if err != nil {
 		return c, fmt.Errorf("read the lab's settings: %w", err)
 	}
-	if data, err = splitFamilies(data); err == nil {
-		err = yaml.UnmarshalStrict(data, &c)
-	}
-	if err != nil {
+	if c, err = parseConfig(data); err != nil {
 		return c, fmt.Errorf("settings file %s: %w", path, err)
-	}
-	if c.APIVersion != configAPIVersion || c.Kind != configKind {
-		return c, fmt.Errorf("settings file %s: want apiVersion %s and kind %s, found %q and %q",
-			path, configAPIVersion, configKind, c.APIVersion, c.Kind)
 	}
 	dir, err := filepath.Abs(filepath.Dir(path))
 	if err != nil {
 		return c, fmt.Errorf("find the settings file: %w", err)
 	}
 	c.Audit.absolute(dir)
+	return c, nil
+}
+
+// parseConfig reads the text of a `Lab` file.
+func parseConfig(text []byte) (c Config, err error) {
+	if text, err = splitFamilies(text); err == nil {
+		err = yaml.UnmarshalStrict(text, &c)
+	}
+	if err != nil {
+		return c, err
+	}
+	if c.APIVersion != configAPIVersion || c.Kind != configKind {
+		return c, fmt.Errorf("want apiVersion %s and kind %s, found %q and %q", configAPIVersion, configKind, c.APIVersion, c.Kind)
+	}
 	return c, nil
 }
 
@@ -328,6 +342,10 @@ func (c *Config) validateNodes() (errs []error) {
 		}
 		for _, p := range c.plans() {
 			p.validateNode(i, c.Nodes, addrs, bad)
+		}
+		if node.FirstPod.IsValid() && node.PodCIDR.IsValid() &&
+			(!node.PodCIDR.Contains(node.FirstPod) || node.FirstPod.Less(nth(node.PodCIDR, 2)) || !node.PodCIDR.Contains(node.FirstPod.Next())) {
+			bad("nodes[%d] (%s): firstPod %s: want an address of podCIDR %s other than its first two and its last", i, node.Name, node.FirstPod, node.PodCIDR)
 		}
 		for key, value := range node.Labels {
 			for _, fault := range append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...) {

@@ -57,6 +57,7 @@ func TestValidateNamesEachFault(t *testing.T) {
 		`nodes[1].role "boss"`:        func(c *Config) { c.Nodes[1].Role = "boss" },
 		"did you mean 10.244.1.0/24":  func(c *Config) { c.Nodes[1].PodCIDR = netip.MustParsePrefix("10.244.1.7/24") },
 		"has too few addresses":       func(c *Config) { c.Nodes[1].PodCIDR = netip.MustParsePrefix("10.244.1.0/30") },
+		"firstPod 10.244.9.9":         func(c *Config) { c.Nodes[1].FirstPod = netip.MustParseAddr("10.244.9.9") },
 		"label a b=c":                 func(c *Config) { c.Nodes[1].Labels = map[string]string{"a b": "c"} },
 		`networking.dnsDomain "a b"`:  func(c *Config) { c.Networking.DNSDomain = "a b" },
 		"is not in nodeSubnet":        func(c *Config) { c.Nodes[1].Address = netip.MustParseAddr("192.0.2.1") },

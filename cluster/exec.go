@@ -38,18 +38,51 @@ func Exec(lab string, place Place, argv, env []string) error {
 	if err != nil {
 		return fmt.Errorf("lab %q: %w", lab, err)
 	}
+	onNode := strings.HasPrefix(ns, node.NSName(""))
 	if _, err := exec.LookPath(argv[0]); err != nil {
-		return fmt.Errorf("run %s in %s: %w", argv[0], place.Where, err)
+		if argv[0] != "kubectl" || !onNode {
+			return fmt.Errorf("run %s in %s: %w", argv[0], place.Where, err)
+		}
+		argv = append([]string{paths.NodeKubectl()}, argv[1:]...)
 	}
 	lockFile := paths.XtablesLock(ns)
 	if err := os.MkdirAll(filepath.Dir(lockFile), 0o755); err != nil {
 		return fmt.Errorf("make the directory of the iptables lock: %w", err)
 	}
 	env = append(env, "XTABLES_LOCKFILE="+lockFile)
+	if onNode {
+		env = paths.nodeEnv(lab, env)
+	}
 	if err := sandbox.BecomeTool(sandbox.NetNSPath(paths.Runtime, ns), resolvConf, argv, env); err != nil {
 		return fmt.Errorf("run %s in %s: %w", argv[0], place.Where, err)
 	}
 	return nil
+}
+
+// nodeEnv makes kubectl work on a node, where the host's loopback and with it the
+// API's port is not: the API's address there, unless the person has a kubeconfig of
+// their own, and at the end of PATH a kubectl for a host without.
+func (p Paths) nodeEnv(lab string, env []string) []string {
+	set := func(name string, value func(old string) string) {
+		old := ""
+		env = slices.DeleteFunc(slices.Clone(env), func(e string) bool {
+			v, found := strings.CutPrefix(e, name+"=")
+			if found {
+				old = v
+			}
+			return found
+		})
+		env = append(env, name+"="+value(old))
+	}
+	set("KPLAB_LAB", func(string) string { return lab })
+	set("PATH", func(old string) string { return old + ":" + p.NodeBin() })
+	set("KUBECONFIG", func(old string) string {
+		if old == "" || old == p.Kubeconfig() {
+			return p.NodeKubeconfig()
+		}
+		return old
+	})
+	return env
 }
 
 // noResolver is the resolv.conf of places that are no pods. With a file that names

@@ -51,6 +51,7 @@ type Lab struct {
 	nftProbed           bool
 	userspaceProbed     bool
 
+	partLogs  partLogs
 	client    kubernetes.Interface
 	informers informers.SharedInformerFactory
 	witnesses []*settle.Witness

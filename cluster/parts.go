@@ -213,8 +213,31 @@ func (l *Lab) listenInsideAt(ctx context.Context, address string) (net.Listener,
 const apiPortInside = 6443
 
 // writeKubeconfig writes the administrator's kubeconfig for the user who called
-// sudo, when there is one.
+// sudo, when there is one; and what tools on the lab's nodes need, where the host's
+// loopback is not: a kubeconfig for the API's address there, and a kubectl.
 func (l *Lab) writeKubeconfig() error {
+	inside := fmt.Sprintf("https://%s:%d", l.cfg.APINode().Address, apiPortInside)
+	data, err := l.api.AdminKubeconfig(l.cfg.Name, inside)
+	if err != nil {
+		return err
+	}
+	if err := writeFile(l.paths.NodeKubeconfig(), data, 0o600); err != nil {
+		return err
+	}
+	kubectl := l.paths.NodeKubectl()
+	if err := os.MkdirAll(l.paths.NodeBin(), 0o755); err != nil {
+		return fmt.Errorf("make the directory of the nodes' kubectl: %w", err)
+	}
+	if err := os.Remove(kubectl); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("replace the nodes' kubectl: %w", err)
+	}
+	if err := os.Symlink(l.runtime.Program(), kubectl); err != nil {
+		return fmt.Errorf("make the nodes' kubectl: %w", err)
+	}
+	return l.writeHostKubeconfig()
+}
+
+func (l *Lab) writeHostKubeconfig() error {
 	data, err := l.api.AdminKubeconfig(l.cfg.Name, l.serverURL())
 	if err != nil {
 		return err
@@ -350,6 +373,7 @@ func (l *Lab) nodeConfig(n NodeConfig, s *station) (node.Config, error) {
 		Name:        n.Name,
 		IP:          netip.PrefixFrom(n.Address, net.NodeSubnet.Bits()),
 		PodCIDR:     n.PodCIDR,
+		FirstPod:    n.FirstPod,
 		SecondaryIP: netip.PrefixFrom(n.Secondary.Address, net.Secondary.NodeSubnet.Bits()), SecondaryPodCIDR: n.Secondary.PodCIDR,
 		ControlPlane: n.Role == ControlPlane,
 		Labels:       n.Labels,
@@ -370,6 +394,7 @@ func (l *Lab) nodeConfig(n NodeConfig, s *station) (node.Config, error) {
 			ClientCAs:    l.api.ClientAuthorities(),
 			MinVersion:   tls.VersionTLS12,
 		},
+		PartLog:           l.partLog(n.Name),
 		Version:           version,
 		KubernetesVersion: apiserver.KubernetesVersion,
 		Log:               l.log,
@@ -386,6 +411,9 @@ func (l *Lab) awaitReady(ctx context.Context) (string, error) {
 			return err
 		}
 		if err := l.awaitNodes(ctx); err != nil {
+			return err
+		}
+		if err := l.ensureSystemPods(ctx); err != nil {
 			return err
 		}
 		dns = l.awaitDNS(ctx)

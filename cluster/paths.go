@@ -40,6 +40,16 @@ func (p Paths) Settings() string { return filepath.Join(p.State, "lab.json") }
 // Kubeconfig is the file for `kubectl --kubeconfig`.
 func (p Paths) Kubeconfig() string { return filepath.Join(p.Runtime, "kubeconfig") }
 
+// NodeKubeconfig is the same for tools in a node's network, NodeKubectl a kubectl for
+// them, and NodeBin the directory that holds it.
+func (p Paths) NodeKubeconfig() string { return filepath.Join(p.Runtime, "kubeconfig-node") }
+
+// NodeKubectl is described at NodeKubeconfig.
+func (p Paths) NodeKubectl() string { return filepath.Join(p.NodeBin(), "kubectl") }
+
+// NodeBin is described at NodeKubeconfig.
+func (p Paths) NodeBin() string { return filepath.Join(p.Runtime, "bin") }
+
 // Socket is the daemon's control socket.
 func (p Paths) Socket() string { return filepath.Join(p.Runtime, "control.sock") }
 

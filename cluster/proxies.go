@@ -59,7 +59,7 @@ func (l *Lab) startProxy(ctx context.Context, n NodeConfig) error {
 		Mode:              mode,
 		Conntrack:         proxy.NewConntrack(ns),
 		Listen:            ns.Listen,
-		Log:               l.log.With("part", "proxy"),
+		Log:               l.partLogs.tee(l.log.With("part", "proxy"), partProxy+"/"+n.Name),
 	})
 	if err != nil {
 		return err

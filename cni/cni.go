@@ -200,6 +200,9 @@ type Conflist struct {
 	// values mean that there is one family.
 	SecondarySubnet netip.Prefix
 	SecondaryNodeIP netip.Addr
+	// RangeStart is the address that the first pod gets; the zero address means the
+	// range's first.
+	RangeStart netip.Addr
 	// DataDir holds the address reservations.
 	DataDir string
 	// MTU in bytes; 0 means 1500.
@@ -220,6 +223,9 @@ func WriteConflist(dir string, c Conflist) error {
 	}
 	if c.SecondarySubnet.IsValid() {
 		plugin["secondarySubnet"], plugin["secondaryNodeIP"] = c.SecondarySubnet, c.SecondaryNodeIP
+	}
+	if c.RangeStart.IsValid() {
+		plugin["rangeStart"] = c.RangeStart
 	}
 	text, err := json.MarshalIndent(map[string]any{"cniVersion": "1.1.0", "name": c.Name, "plugins": []any{plugin}}, "", "  ")
 	if err != nil {

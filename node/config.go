@@ -3,7 +3,9 @@
 package node
 
 import (
+	"context"
 	"crypto/tls"
+	"io"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
@@ -36,6 +38,9 @@ type Config struct {
 	// values mean that the node has one family.
 	SecondaryIP      netip.Prefix
 	SecondaryPodCIDR netip.Prefix
+	// FirstPod is the address in it that the first pod gets; the zero address means
+	// its first.
+	FirstPod netip.Addr
 	// ControlPlane gives the node the control plane's role label and taint.
 	ControlPlane bool
 	// Labels are added to those that every node has.
@@ -70,6 +75,10 @@ type Config struct {
 	// KubeletTLS serves port 10250 on the node's IP: its certificate, and the
 	// authority that clients must come from. nil leaves the port closed.
 	KubeletTLS *tls.Config
+
+	// PartLog writes what a part of the lab says, until ctx ends: see package
+	// sandbox/workload.
+	PartLog func(ctx context.Context, part string, w io.Writer) error
 
 	// Version is kplab's own; KubernetesVersion is what the node reports as its
 	// kubelet's, for example v1.37.2.

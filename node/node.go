@@ -200,7 +200,7 @@ func (n *Node) setUp() error {
 	if confDir == "" {
 		confDir = filepath.Join(n.cfg.RuntimeDir, "cni", "net.d")
 		err := cni.WriteConflist(confDir, cni.Conflist{
-			Subnet: n.cfg.PodCIDR, NodeIP: n.cfg.IP.Addr(), MTU: n.cfg.Fabric.MTU(),
+			Subnet: n.cfg.PodCIDR, RangeStart: n.cfg.FirstPod, NodeIP: n.cfg.IP.Addr(), MTU: n.cfg.Fabric.MTU(),
 			SecondarySubnet: n.cfg.SecondaryPodCIDR, SecondaryNodeIP: n.cfg.SecondaryIP.Addr(),
 			DataDir: filepath.Join(n.cfg.RuntimeDir, "cni", "addresses"),
 		})
@@ -227,7 +227,7 @@ func (n *Node) setUp() error {
 		Intake:   n.cfg.Intake, Work: n.cfg.Work,
 		Runtime: n.cfg.Runtime, Network: network, Witness: n.witness, Dir: filepath.Join(n.cfg.StateDir, "kubelet"),
 		MemoryDir:  filepath.Join(n.cfg.RuntimeDir, "memory"),
-		NodeNSName: NSName(n.cfg.Name), ClusterDNS: dns, ClusterDomain: n.cfg.DNS.Domain, Log: n.cfg.Log,
+		NodeNSName: NSName(n.cfg.Name), ClusterDNS: dns, ClusterDomain: n.cfg.DNS.Domain, PartLog: n.cfg.PartLog, Log: n.cfg.Log,
 	})
 	if err != nil {
 		return err

@@ -295,6 +295,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		return nil
 	}
 	p.checked = p.clock.Now()
+	p.log.Info(usingMode(p.cfg.Mode))
 	p.runner.Kick()
 	p.mu.Lock()
 	p.ready = true

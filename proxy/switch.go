@@ -104,6 +104,7 @@ func (p *Proxy) switchMode(ctx context.Context, s *pendingSwitch) error {
 	p.status.Mode = s.to.Name()
 	p.mu.Unlock()
 	p.log = p.cfg.Log.With("node", p.cfg.NodeName, "mode", s.to.Name())
+	p.log.Info(usingMode(s.to))
 	p.checked = p.clock.Now()
 	if !same {
 		err = old.Cleanup(ctx)
@@ -146,6 +147,9 @@ func (p *Proxy) closeRetired(all bool) {
 		return true
 	})
 }
+
+// usingMode is what kube-proxy says of the mode that it uses.
+func usingMode(m Mode) string { return "Using " + m.Name() + " Proxier" }
 
 func closeMode(m Mode) {
 	if c, ok := m.(Closer); ok {

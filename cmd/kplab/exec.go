@@ -24,7 +24,8 @@ func newExecCommand(g *globals) *cobra.Command {
 		Short: "run a tool of this host in the network of a node, a pod or outside",
 		Long: `Run a tool of this host in the network of a node, a pod or the outside client, and
 exit with its exit code. Files and processes are the host's, the network is the
-lab's; for a pod's own files use kubectl exec.
+lab's; for a pod's own files use kubectl exec. On a node, kubectl works too, as it
+would on a control-plane node.
 
 ` + whereHelp,
 		Args: func(cmd *cobra.Command, args []string) error {

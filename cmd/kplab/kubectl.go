@@ -28,8 +28,12 @@ func newKubectlCommand(g *globals) *cobra.Command {
 			if _, err := cluster.Connect(g.name); err != nil {
 				return err
 			}
-			if err := os.Setenv("KUBECONFIG", cluster.PathsOf(g.name).Kubeconfig()); err != nil {
-				return err
+			paths := cluster.PathsOf(g.name)
+			// On a node, `kplab exec` has said where the API is.
+			if os.Getenv("KUBECONFIG") != paths.NodeKubeconfig() {
+				if err := os.Setenv("KUBECONFIG", paths.Kubeconfig()); err != nil {
+					return err
+				}
 			}
 			// kplab's own commands end by their context; kubectl knows none and is to
 			// end by a signal, or do with it what it does.

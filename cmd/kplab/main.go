@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -47,6 +48,10 @@ func main() {
 	if dns.IsProgram(os.Args) {
 		dns.Main()
 		return
+	}
+	if filepath.Base(os.Args[0]) == "kubectl" {
+		// The kubectl that `kplab exec` gives to nodes.
+		os.Args = append([]string{"kplab", "kubectl"}, os.Args[1:]...)
 	}
 	os.Exit(run())
 }

@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -39,12 +40,17 @@ func newUpCommand(g *globals) *cobra.Command {
 
 In the foreground the lab lives until Ctrl-C; with -d it lives on and the command
 returns when every node is ready and every proxy has written its rules. Either
-way the state is kept: the next up brings every object and pod back.`,
+way the state is kept: the next up brings every object and pod back.
+
+--config takes a settings file or a name: ` + "`kplab up --config tutorial-1`" + ` makes the
+cluster of the first tutorial (nodes master and slave), tutorial-2 that of the second
+(k8s-master1, k8s-node1, k8s-node2), with their addresses and the pods of kube-system.
+A file of that name wins.`,
 		Args: exactArgs(),
 		RunE: func(cmd *cobra.Command, _ []string) error { return runUp(cmd, g, o) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.config, "config", "", "settings file (apiVersion kplab/v1alpha1, kind Lab)")
+	f.StringVar(&o.config, "config", "", "settings file (apiVersion kplab/v1alpha1, kind Lab), or the name of settings that come with kplab: "+strings.Join(cluster.PresetNames(), ", "))
 	f.IntVar(&o.nodes, "nodes", 0, "number of nodes, the control plane included (default 3)")
 	f.StringVar(&o.ipFamilies, "ip-families", "", "IP families, the primary one first: ipv4, ipv6, dual or a list such as ipv6,ipv4 (default ipv4)")
 	f.StringVar(&o.proxyMode, "proxy-mode", "", "Service proxy mode, one of "+strings.Join(cluster.ProxyModes(), ", ")+" (default iptables)")
@@ -96,10 +102,7 @@ func (o *upOptions) settings(cmd *cobra.Command, g *globals) (cluster.Config, er
 	var cfg cluster.Config
 	if o.config != "" {
 		var err error
-		if o.config, err = filepath.Abs(o.config); err != nil {
-			return cfg, fmt.Errorf("find the settings file: %w", err)
-		}
-		if cfg, err = cluster.LoadConfig(o.config); err != nil {
+		if cfg, err = o.load(); err != nil {
 			return cfg, err
 		}
 	}
@@ -146,11 +149,29 @@ func (o *upOptions) settings(cmd *cobra.Command, g *globals) (cluster.Config, er
 	return cfg, nil
 }
 
+// load reads the settings that --config names: a file, or else what comes with the
+// program under that name.
+func (o *upOptions) load() (cluster.Config, error) {
+	path, err := filepath.Abs(o.config)
+	if err != nil {
+		return cluster.Config{}, fmt.Errorf("find the settings file: %w", err)
+	}
+	if _, missing := os.Stat(path); errors.Is(missing, fs.ErrNotExist) {
+		cfg, ok, err := cluster.Preset(o.config)
+		if !ok {
+			err = fmt.Errorf("read the lab's settings: %w; the names that come with kplab are %s", missing, strings.Join(cluster.PresetNames(), ", "))
+		}
+		return cfg, err
+	}
+	o.config = path
+	return cluster.LoadConfig(path)
+}
+
 // daemonArgs are the arguments of this command for a process that works in another
 // directory.
 func (o *upOptions) daemonArgs() []string {
 	args := slices.Clone(os.Args[1:])
-	if o.config != "" {
+	if filepath.IsAbs(o.config) {
 		args = append(args, "--config="+o.config) // of several, the last one counts
 	}
 	if o.dnsZone != "" {

@@ -96,6 +96,10 @@ type Config struct {
 	// host address (which readers expect to be a gateway) and the last address are
 	// never handed out.
 	Subnet netip.Prefix
+	// Start is the address that a range which has handed out none begins with; the
+	// zero address means the first. The rest of the range follows when its end is
+	// reached.
+	Start netip.Addr
 	// LinkGone reports whether a link on the node is gone; it is asked about
 	// addresses that were let go while their link stood. nil means that links
 	// are always gone.
@@ -144,6 +148,9 @@ func Open(cfg Config) (*Pool, error) {
 	p := &Pool{cfg: cfg, lock: lock, seen: seen}
 	p.first = cfg.Subnet.Masked().Addr().Next().Next()
 	p.last = lastAddr(cfg.Subnet).Prev()
+	if cfg.Start.IsValid() && (cfg.Start.Less(p.first) || p.last.Less(cfg.Start)) {
+		return nil, errors.Join(fmt.Errorf("address range %s: it hands out %s to %s, and cannot start with %s", cfg.Subnet, p.first, p.last, cfg.Start), p.Close())
+	}
 	if err := p.locked(p.reload); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
@@ -382,15 +389,18 @@ func (p *Pool) note(r Reservation) error {
 func (p *Pool) path(addr netip.Addr) string { return filepath.Join(p.cfg.Dir, addr.String()) }
 
 // readLast returns the address handed out last; without one, or with one that is
-// not of the range, the search starts at the range's first.
+// not of the range, the search starts at Config.Start or the range's first.
 func (p *Pool) readLast() netip.Addr {
 	var buf [lastWidth]byte
 	n, _ := p.seen.ReadAt(buf[:], 0)
 	addr, err := netip.ParseAddr(string(bytes.TrimSpace(buf[:n])))
-	if err != nil || addr.Less(p.first) || p.last.Less(addr) {
-		return p.last
+	if err == nil && !addr.Less(p.first) && !p.last.Less(addr) {
+		return addr
 	}
-	return addr
+	if p.cfg.Start.IsValid() && p.cfg.Start != p.first {
+		return p.cfg.Start.Prev()
+	}
+	return p.last
 }
 
 // writeLast overwrites in place. It needs no care for crashes: whatever the file

@@ -41,6 +41,24 @@ func mustAllocate(tb testing.TB, p *Pool, o Owner) netip.Addr {
 	return a
 }
 
+// TestStart begins in the middle of the range, once, and goes round.
+func TestStart(t *testing.T) {
+	cfg := Config{Dir: t.TempDir(), Subnet: netip.MustParsePrefix("10.244.36.64/29"), Start: netip.MustParseAddr("10.244.36.69")}
+	p := open(t, cfg)
+	for i, want := range []string{"10.244.36.69", "10.244.36.70", "10.244.36.66"} {
+		if got := mustAllocate(t, p, owner(i)); got.String() != want {
+			t.Errorf("address %d is %s, want %s", i, got, want)
+		}
+	}
+	if got := mustAllocate(t, open(t, cfg), owner(3)); got.String() != "10.244.36.67" {
+		t.Errorf("after another open: %s", got)
+	}
+	cfg.Start = netip.MustParseAddr("10.244.36.65")
+	if _, err := Open(cfg); err == nil {
+		t.Error("a start outside of what is handed out was taken")
+	}
+}
+
 func TestAllocateGivesTheSameOwnerTheSameAddress(t *testing.T) {
 	p := open(t, Config{Subnet: netip.MustParsePrefix("10.244.1.0/24")})
 	first := mustAllocate(t, p, owner(1))

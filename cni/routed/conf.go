@@ -47,6 +47,9 @@ type Conf struct {
 	// SecondaryNodeIP the node's own address of that family.
 	SecondarySubnet netip.Prefix `json:"secondarySubnet,omitzero"`
 	SecondaryNodeIP netip.Addr   `json:"secondaryNodeIP,omitzero"`
+	// RangeStart is the address that the first pod gets; without it, the subnet's
+	// first.
+	RangeStart netip.Addr `json:"rangeStart,omitzero"`
 	// DataDir holds the address reservations (package ipam).
 	DataDir string `json:"dataDir"`
 	// NodeIP is the source of what the node itself sends to its pods.
@@ -85,6 +88,8 @@ func parseConf(stdin []byte) (*Conf, error) {
 	case conf.SecondarySubnet.IsValid() != conf.SecondaryNodeIP.IsValid(),
 		conf.SecondarySubnet.IsValid() && conf.SecondaryNodeIP.Is4() != conf.SecondarySubnet.Addr().Is4():
 		return nil, invalid("\"secondarySubnet\" needs \"secondaryNodeIP\", the node's address of that family, and the other way round")
+	case conf.RangeStart.IsValid() && !conf.Subnet.Contains(conf.RangeStart):
+		return nil, invalid("\"rangeStart\" %s is not of \"subnet\" %s", conf.RangeStart, conf.Subnet)
 	case conf.DataDir == "":
 		return nil, invalid("\"dataDir\" must name a directory for the address reservations")
 	case conf.MTU < 0 || conf.MTU > 65535 || conf.MTU > 0 && conf.MTU < 576:
@@ -127,6 +132,7 @@ func MAC(ip netip.Addr) net.HardwareAddr {
 // the node that names the node's own address as its source.
 type lane struct {
 	subnet netip.Prefix
+	start  netip.Addr // of the first pod; the zero address is the range's first
 	nodeIP netip.Addr
 	// dir holds the reservations of the range.
 	dir string
@@ -134,9 +140,9 @@ type lane struct {
 
 // lanes returns the families of the network, the primary one first.
 func (c *Conf) lanes() []lane {
-	all := []lane{{c.Subnet, c.NodeIP, c.DataDir}}
+	all := []lane{{c.Subnet, c.RangeStart, c.NodeIP, c.DataDir}}
 	if c.SecondarySubnet.IsValid() {
-		all = append(all, lane{c.SecondarySubnet, c.SecondaryNodeIP, filepath.Join(c.DataDir, secondaryDir)})
+		all = append(all, lane{c.SecondarySubnet, netip.Addr{}, c.SecondaryNodeIP, filepath.Join(c.DataDir, secondaryDir)})
 	}
 	return all
 }

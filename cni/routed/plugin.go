@@ -151,7 +151,7 @@ func (p *Plugin) open(conf *Conf) (*rtnl.Conn, pools, error) {
 		pool, ok := p.pools[key]
 		if !ok {
 			var err error
-			if pool, err = ipam.Open(ipam.Config{Dir: l.dir, Subnet: l.subnet, LinkGone: gone}); err != nil {
+			if pool, err = ipam.Open(ipam.Config{Dir: l.dir, Subnet: l.subnet, Start: l.start, LinkGone: gone}); err != nil {
 				return nil, nil, types.NewError(types.ErrIOFailure, "open the address range", err.Error())
 			}
 			p.pools[key] = pool

@@ -13,6 +13,8 @@ need busybox busybox-static
 need curl curl
 need dig bind9-dnsutils
 need tcpdump tcpdump
+need jq jq
+need netstat net-tools
 need gcc gcc
 [ -e /usr/include/stdlib.h ] || lacks="$lacks libc6-dev"
 [ -n "$lacks" ] || exit 0

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -71,6 +72,10 @@ type Config struct {
 
 	ClusterDNS    []netip.Addr
 	ClusterDomain string
+
+	// PartLog writes what a part of the lab says, for the images that show one; nil
+	// for none.
+	PartLog func(ctx context.Context, part string, w io.Writer) error
 
 	Log *slog.Logger
 }

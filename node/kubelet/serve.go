@@ -103,7 +103,7 @@ func (k *Kubelet) workloadContext(p *pod, o *corev1.Pod, spec *corev1.Container,
 	c := workload.Context{
 		Container: spec.Name, Image: spec.Image, Args: expandAll(spec.Args, envMap(env)), Env: env,
 		NetNS: k.netNS(p, o), Stdout: logs.stream("stdout"), Stderr: logs.stream("stderr"),
-		Volumes: map[string]string{},
+		Volumes: map[string]string{}, PartLog: k.cfg.PartLog,
 	}
 	c.Pod.Namespace, c.Pod.Name, c.Pod.UID, c.Pod.Node = o.Namespace, o.Name, string(o.UID), k.cfg.NodeName
 	c.Pod.Hostname = hostname(o)

@@ -13,6 +13,7 @@ func images() []Image {
 		{Names: []string{"alpine", "debian", "netshoot", "ubuntu"}, Process: true, DefaultArgs: []string{"sh"}},
 		// This program under another name; see package dns.
 		{Names: []string{"coredns"}, Process: true, Self: "coredns"},
+		{Names: []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "routed"}, New: newComponent, Part: true},
 		{Names: []string{"httpd"}, New: newHttpd, Content: httpdContent, Programs: []string{"httpd", "httpd-foreground"}},
 		{Names: []string{"mariadb", "mysql"}, New: newMysql, Programs: []string{"mariadbd", "mysqld"}},
 		{Names: []string{"nginx", "nginx-slim"}, New: newNginx, Content: nginxContent, Programs: []string{"nginx"}},

@@ -60,6 +60,9 @@ type Context struct {
 	// Volumes maps a path in the container to the directory on the host that is
 	// mounted there.
 	Volumes map[string]string
+	// PartLog writes what a part of the lab itself says, by the name of its image,
+	// until ctx ends. nil where there is no such part.
+	PartLog func(ctx context.Context, part string, w io.Writer) error
 	// Stdout and Stderr get what a process would write there, whole lines at a
 	// time. They have to be safe for concurrent use.
 	Stdout, Stderr io.Writer
@@ -109,6 +112,9 @@ type Image struct {
 	Names []string
 	// Process says that the image has no server: its container is a real process.
 	Process bool
+	// Part says that the image stands for a part of the lab, which only its own pods
+	// use: messages do not offer it.
+	Part bool
 	// Self says that the container's program is kplab's own, found in the container's
 	// root under this name. Its arguments are the container's.
 	Self string
@@ -147,12 +153,14 @@ func Lookup(image string) (Image, bool) {
 	return Image{}, false
 }
 
-// Images returns the names of all images, sorted, for a message that says what
+// Images returns the names of all images but those of parts of the lab, sorted, for a message that says what
 // there is.
 func Images() []string {
 	var names []string
 	for _, i := range images() {
-		names = append(names, i.Names...)
+		if !i.Part {
+			names = append(names, i.Names...)
+		}
 	}
 	slices.Sort(names)
 	return names

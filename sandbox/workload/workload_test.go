@@ -158,7 +158,7 @@ func TestLookup(t *testing.T) {
 	for image, want := range map[string]string{
 		"nginx": "nginx", "nginx:latest": "nginx", "docker.io/library/nginx:1.27": "nginx", "nginx@sha256:0123": "nginx",
 		"localhost:5000/nginx": "nginx", "registry.k8s.io/e2e-test-images/agnhost:2.39": "agnhost", "busybox:1.28": "busybox",
-		"mysql:8": "mariadb", "registry.k8s.io/pause:3.10": "pause", "my-nginx": "", "nginx/other": "", "": "",
+		"mysql:8": "mariadb", "registry.k8s.io/kube-proxy:v1.37.2": "etcd", "registry.k8s.io/pause:3.10": "pause", "my-nginx": "", "nginx/other": "", "": "",
 	} {
 		img, ok := workload.Lookup(image)
 		if ok != (want != "") || ok && img.Names[0] != want {
