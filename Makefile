@@ -25,7 +25,7 @@ KPLAB_REQUIRE ?= root,iptables,iptables-legacy,nft,busybox,bridge
 TEST = $(SUDO) env "PATH=$(dir $(GO)):$$PATH" KPLAB_BIN=$(CURDIR)/bin KPLAB_REQUIRE=$(KPLAB_REQUIRE) $(GO) test -count=1
 RACE = CGO_ENABLED=1 $(TEST) -race
 
-.PHONY: up down build setup test verify test-unit test-netns test-script test-long bench generate clean
+.PHONY: up down build setup test verify test-unit test-netns test-script test-long test-clients bench generate clean
 .DELETE_ON_ERROR:
 
 up: build
@@ -59,6 +59,13 @@ test-script: build bin/kubectl-1.32
 test-long: build bin/kubectl-1.32 verify
 	KPLAB_LONG=1 $(RACE) -timeout 120m $(PACKAGES)
 	KPLAB_LONG=1 $(TEST) -timeout 60m ./cluster/labtest ./cmd/...
+	$(MAKE) test-clients
+
+# Programs that nobody here wrote, run against labs: Helm, controller-runtime and
+# upstream's own kube-proxy. A module of their own, with minutes of building.
+test-clients: build
+	cd internal/tools/clients && $(GO) build -ldflags '-s -w' -o $(CURDIR)/bin/ ./helm ./kube-proxy
+	cd internal/tools/clients && $(TEST) -timeout 20m .
 
 # What it costs, as one table against the bars; BENCH_OUT=docs/bench.md keeps it.
 bench: build

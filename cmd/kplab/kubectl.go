@@ -5,6 +5,7 @@ package main
 import (
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -22,9 +23,11 @@ func newKubectlCommand(g *globals) *cobra.Command {
 		Use:   "kubectl [kubectl's arguments]",
 		Short: "run the embedded stock kubectl, bound to the lab",
 		Long: `Run the embedded stock kubectl with the lab's kubeconfig. Everything after
-"kubectl" is kubectl's; the lab's name goes before it (kplab --name N kubectl …).`,
+"kubectl" is kubectl's, but for --name directly behind it, which names the lab: kubectl
+has no flag of that name there.`,
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			args = takeName(g, args)
 			if _, err := cluster.Connect(g.name); err != nil {
 				return err
 			}
@@ -53,4 +56,20 @@ func newKubectlCommand(g *globals) *cobra.Command {
 			return nil
 		},
 	}
+}
+
+// takeName reads the lab's name off the front of kubectl's arguments. Commands of
+// kubectl that have a flag --name have it behind their own name.
+func takeName(g *globals, args []string) []string {
+	if len(args) >= 2 && args[0] == "--name" {
+		g.name = args[1]
+		return args[2:]
+	}
+	if len(args) >= 1 {
+		if name, ok := strings.CutPrefix(args[0], "--name="); ok {
+			g.name = name
+			return args[1:]
+		}
+	}
+	return args
 }
