@@ -28,14 +28,17 @@ has no flag of that name there.`,
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			args = takeName(g, args)
-			if _, err := cluster.Connect(g.name); err != nil {
-				return err
-			}
-			paths := cluster.PathsOf(g.name)
-			// On a node, `kplab exec` has said where the API is.
-			if os.Getenv("KUBECONFIG") != paths.NodeKubeconfig() {
-				if err := os.Setenv("KUBECONFIG", paths.Kubeconfig()); err != nil {
+			// With a kubeconfig of one's own, no lab needs to run.
+			if !namesKubeconfig(args) {
+				if _, err := cluster.Connect(g.name); err != nil {
 					return err
+				}
+				paths := cluster.PathsOf(g.name)
+				// On a node, `kplab exec` has said where the API is.
+				if os.Getenv("KUBECONFIG") != paths.NodeKubeconfig() {
+					if err := os.Setenv("KUBECONFIG", paths.Kubeconfig()); err != nil {
+						return err
+					}
 				}
 			}
 			// kplab's own commands end by their context; kubectl knows none and is to
@@ -72,4 +75,17 @@ func takeName(g *globals, args []string) []string {
 		}
 	}
 	return args
+}
+
+// namesKubeconfig says whether kubectl's arguments choose a kubeconfig.
+func namesKubeconfig(args []string) bool {
+	for _, arg := range args {
+		if arg == "--" {
+			return false
+		}
+		if arg == "--kubeconfig" || strings.HasPrefix(arg, "--kubeconfig=") {
+			return true
+		}
+	}
+	return false
 }

@@ -6,8 +6,8 @@
 //
 // How it speaks: stdout is the answer and nothing else; stderr is the talk, in
 // lower case without a full stop; an error is printed once, here, beginning with
-// "kplab:". Exit codes are 0 (done), 1 (failed), 2 (misused); `exec` passes on
-// the exit code of what it ran.
+// "kplab:". Exit codes are 0 (done), 1 (failed), 2 (misused), 3 (a lab that is
+// broken); `exec` passes on the exit code of what it ran.
 package main
 
 import (
@@ -32,6 +32,7 @@ const (
 	exitOK = iota
 	exitFailed
 	exitMisused
+	exitBroken
 )
 
 // usageError is a mistake in the command line.
