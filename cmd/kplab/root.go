@@ -62,6 +62,7 @@ that writes real kernel rules. No Docker, no images, no network needed.
 		newLinkCommand(g),
 		newFaultCommand(g),
 		newLBCommand(g),
+		newTraceCommand(g),
 		newStateCommand(g),
 		newLabCommand(g),
 		newDoctorCommand(),

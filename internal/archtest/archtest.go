@@ -27,7 +27,7 @@ var rooms = map[string][]string{
 	"cmd":             {"cluster", "dns", "labs", "trace", "sandbox", "proxy", aMode, "cni", leaves},
 	"labs":            {"cluster", "trace", leaves},
 	"cluster":         {"apiserver", "apiserver/store", "controller", "node", "proxy", aMode, "dns", "cni", "sandbox", leaves},
-	"trace":           {"proxy", "sandbox", leaves},
+	"trace":           {"node", "proxy", "sandbox", leaves},
 	"apiserver":       {"apiserver/store", leaves},
 	"apiserver/store": {leaves},
 	"controller":      {leaves},
