@@ -62,17 +62,17 @@ var (
 )
 
 // SetLinkFaults makes the fabric's links faulty as given, and all others right: with
-// none, nothing of an earlier call is left. Everything is done on the fabric's end,
-// where it takes no route or address from the node. Loss, drops and the rate of what a
-// node sends are rules of the bridge; delay and the rate of what a node gets are queues
-// of its port. What was written is read back.
+// none, nothing of an earlier call is left. It is done on the fabric's end, where it
+// takes no route or address from the node: loss and drops are rules of the bridge, delay
+// and rate are queues of the node's port. Only the rate of what a node sends is a queue
+// of its own eth0. What was written is read back.
 func (f *Fabric) SetLinkFaults(faults []LinkFault) error {
 	ns, err := f.cfg.Runtime.CreateNetNS(FabricNS)
 	if err != nil {
 		return err
 	}
 	// What can be refused comes first: a kernel without netem must not leave half.
-	if err := ns.Do(func() error { return f.shape(faults) }); err != nil {
+	if err := f.shape(ns, faults); err != nil {
 		return fmt.Errorf("fabric: %w", err)
 	}
 	if err := writeFaultTable(ns, nftables.TableFamilyBridge, linkChains(faults)); err != nil {
@@ -179,10 +179,6 @@ func linkChains(faults []LinkFault) []faultChain {
 			rule(in, lose(x.Loss)...)
 			rule(out, lose(x.Loss)...)
 		}
-		if x.Rate > 0 {
-			bytes := max(x.Rate/8, 1)
-			rule(out, &expr.Limit{Type: expr.LimitTypePktBytes, Rate: bytes, Unit: expr.LimitTimeSecond, Burst: shapeBurst, Over: true})
-		}
 	}
 	if len(c.rules) == 0 {
 		return nil
@@ -217,9 +213,10 @@ func ports(in, out string) []expr.Any {
 	return match
 }
 
-// shape gives each port the queues that it needs, and takes those that it does not.
-// It runs in the fabric's namespace.
-func (f *Fabric) shape(faults []LinkFault) error {
+// shape gives both ends of each link the queues that they need, and takes those that
+// they do not. (A rule of the bridge could limit the rate as well, but would let a whole
+// second's worth pass at once.)
+func (f *Fabric) shape(fabric *netns.NS, faults []LinkFault) error {
 	for _, member := range f.memberNames() {
 		var delay time.Duration
 		var rate uint64
@@ -231,7 +228,11 @@ func (f *Fabric) shape(faults []LinkFault) error {
 				}
 			}
 		}
-		if err := shapePort(portName(member), delay, rate); err != nil {
+		err := fabric.Do(func() error { return shapePort(portName(member), delay, rate) })
+		if m := f.Member(member); err == nil && m != nil {
+			err = m.NS.Do(func() error { return shapePort(uplink, 0, rate) })
+		}
+		if err != nil {
 			return fmt.Errorf("link of %s: %w", nodeOf(member), err)
 		}
 	}

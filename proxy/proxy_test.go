@@ -433,6 +433,55 @@ func TestHealthServers(t *testing.T) {
 	})
 }
 
+// TestHold freezes a proxy, flushes it and lets it go.
+func TestHold(t *testing.T) {
+	m := &fakeMode{}
+	p, client := run(t, m, nil)
+	ctx := t.Context()
+	for range 2 {
+		if err := p.SetHold(ctx, Frozen); err != nil {
+			t.Fatal(err)
+		}
+	}
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{
+		ClusterIP: "10.96.0.20", ClusterIPs: []string{"10.96.0.20"}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},
+		Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}},
+	}}
+	if _, err := client.CoreV1().Services("default").Create(ctx, service, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	nettest.Eventually(t, 5*time.Second, "the Service to be wanted", func() error {
+		if n := len(p.Wanted().Services); n != 1 || p.Witness().Snapshot().Pending != 0 {
+			return fmt.Errorf("%d Services, pending %d", n, p.Witness().Snapshot().Pending)
+		}
+		return nil
+	})
+	if n := len(p.Current().Services); n != 0 || m.cleaned != 0 {
+		t.Errorf("frozen, and the kernel has %d Services, cleaned %d times", n, m.cleaned)
+	}
+	if err := p.Switch(ctx, &fakeMode{name: "next"}, nil); err == nil || !strings.Contains(err.Error(), "frozen") {
+		t.Errorf("a frozen proxy changes its mode: %v", err)
+	}
+	for range 2 {
+		if err := p.SetHold(ctx, Flushed); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m.cleaned != 1 || p.Current() != nil {
+		t.Errorf("flushed: cleaned %d times, the kernel has %v", m.cleaned, p.Current())
+	}
+	// With the rules gone, one that is only frozen writes none.
+	if err := p.SetHold(ctx, Frozen); err != nil || p.Current() != nil {
+		t.Errorf("frozen after it was flushed: %v, the kernel has %v", err, p.Current())
+	}
+	if err := p.SetHold(ctx, Free); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(p.Current().Services); n != 1 || m.resets != 1 {
+		t.Errorf("free: the kernel has %d Services, the mode forgot %d times what it wrote", n, m.resets)
+	}
+}
+
 // TestSwitch changes the mode of a running proxy: the new rules first, then the old
 // ones go; a mode that cannot do it leaves everything as it was.
 func TestSwitch(t *testing.T) {

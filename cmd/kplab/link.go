@@ -148,8 +148,8 @@ adds to what was set before; the value 0 (or none) takes one back, and
 
   --loss   the share of packets that are lost, in each direction
   --delay  how long each packet to the node is held up (needs the kernel's netem)
-  --rate   the most that passes in each direction; packets to the node queue, packets
-           from it are dropped when there are too many (needs the kernel's tbf)
+  --rate   the most that passes in each direction; packets queue for up to 400 ms and
+           are dropped after that (needs the kernel's tbf)
   --drop   all packets to the node (in), from it (out), or both
 
 With --to, loss and drop concern only the packets between the two nodes: a partition
