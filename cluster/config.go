@@ -18,6 +18,7 @@ import (
 
 	"github.com/kplab/kplab/apiserver"
 	"github.com/kplab/kplab/dns"
+	"github.com/kplab/kplab/proxy/ipvs"
 	"github.com/kplab/kplab/proxy/nftables"
 )
 
@@ -137,6 +138,20 @@ type ProxyConfig struct {
 	// NFTLayout is how mode nftables puts Services into its table: upstream or
 	// compact.
 	NFTLayout string `json:"nftLayout,omitempty"`
+	// IPVS holds the settings of mode ipvs.
+	IPVS IPVSConfig `json:"ipvs,omitzero"`
+}
+
+// IPVSConfig holds the settings of proxy mode ipvs.
+type IPVSConfig struct {
+	// Scheduler is how connections are spread, of Services that do not say it themselves
+	// with the annotation kplab.io/ipvs-scheduler; rr when empty.
+	Scheduler string `json:"scheduler,omitempty"`
+	// StrictARP keeps nodes from answering ARP requests for addresses of Services.
+	StrictARP bool `json:"strictARP,omitempty"`
+	// Fallback lets nodes run mode iptables where the kernel has no IPVS, as kube-proxy
+	// did in old releases; without it that is an error.
+	Fallback bool `json:"fallback,omitempty"`
 }
 
 // validate says what is wrong with the settings of field.
@@ -148,6 +163,11 @@ func (p ProxyConfig) validate(field string, bad func(format string, args ...any)
 		bad("%s.nftLayout: %w", field, err)
 	} else if p.NFTLayout != "" && p.Mode != "nftables" {
 		bad("%s.nftLayout %q: mode %s has no layouts", field, p.NFTLayout, p.Mode)
+	}
+	if _, err := ipvs.ParseScheduler(p.IPVS.Scheduler); err != nil {
+		bad("%s.ipvs.scheduler: %w", field, err)
+	} else if p.IPVS != (IPVSConfig{}) && p.Mode != "ipvs" {
+		bad("%s.ipvs: these settings are for mode ipvs, and the mode is %s", field, p.Mode)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strconv"
 	"time"
 )
 
@@ -64,7 +65,7 @@ func (l *Lab) serveControl(ctx context.Context) error {
 	})
 	mux.HandleFunc("POST /proxy", func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()
-		answer(w, struct{}{}, l.SetProxy(r.Context(), q.Get("node"), ProxyConfig{Mode: q.Get("mode"), NFTLayout: q.Get("layout")}))
+		answer(w, struct{}{}, l.SetProxy(r.Context(), q.Get("node"), proxyConfigOf(q)))
 	})
 	l.serveFaults(mux)
 	mux.HandleFunc("GET /lb", func(w http.ResponseWriter, r *http.Request) {
@@ -169,7 +170,22 @@ func (c *Client) Rules(ctx context.Context, node, mode, layout, service string) 
 // SetProxy changes the mode of a node's proxy, of all nodes' with node "", as
 // [Lab.SetProxy] does.
 func (c *Client) SetProxy(ctx context.Context, node string, want ProxyConfig) error {
-	return c.call(ctx, http.MethodPost, "/proxy?"+url.Values{"node": {node}, "mode": {want.Mode}, "layout": {want.NFTLayout}}.Encode(), nil)
+	return c.call(ctx, http.MethodPost, "/proxy?"+want.values(node).Encode(), nil)
+}
+
+// values and proxyConfigOf carry the settings of a proxy in a request.
+func (p ProxyConfig) values(node string) url.Values {
+	return url.Values{
+		"node": {node}, "mode": {p.Mode}, "layout": {p.NFTLayout}, "ipvs-scheduler": {p.IPVS.Scheduler},
+		"ipvs-strict-arp": {strconv.FormatBool(p.IPVS.StrictARP)}, "ipvs-fallback": {strconv.FormatBool(p.IPVS.Fallback)},
+	}
+}
+
+func proxyConfigOf(q url.Values) ProxyConfig {
+	yes := strconv.FormatBool(true)
+	return ProxyConfig{Mode: q.Get("mode"), NFTLayout: q.Get("layout"), IPVS: IPVSConfig{
+		Scheduler: q.Get("ipvs-scheduler"), StrictARP: q.Get("ipvs-strict-arp") == yes, Fallback: q.Get("ipvs-fallback") == yes,
+	}}
 }
 
 func (c *Client) call(ctx context.Context, method, path string, out any) error {

@@ -16,6 +16,10 @@ import (
 
 	"github.com/kplab/kplab/internal/execx"
 	"github.com/kplab/kplab/internal/netns"
+	"github.com/kplab/kplab/internal/xtables"
+	"github.com/kplab/kplab/proxy/iptables"
+	"github.com/kplab/kplab/proxy/ipvs"
+	"github.com/kplab/kplab/proxy/nftables"
 	"github.com/kplab/kplab/sandbox"
 )
 
@@ -92,27 +96,27 @@ func trials() []trial {
 		{"state directory", "everything: objects are kept there", "make room, or set KPLAB_STATE to a directory that can be written", true, tryState},
 		{"iptables", "proxy mode iptables", "apt-get install iptables", true, tryIptables("nat", "-A POSTROUTING -j ACCEPT")},
 	}
-	for _, m := range []struct{ name, breaks, table, rule string }{
-		{"iptables statistic", "spreading over several endpoints", "nat", "-A OUTPUT -m statistic --mode random --probability 0.5 -j ACCEPT"},
-		{"iptables comment", "names in the rules", "nat", `-A OUTPUT -m comment --comment "x" -j ACCEPT`},
-		{"iptables DNAT", "every Service", "nat", "-A OUTPUT -p tcp -m tcp -j DNAT --to-destination 10.0.0.1:80"},
-		{"iptables MASQUERADE", "nodePorts and traffic from nodes", "nat", "-A POSTROUTING -j MASQUERADE --random-fully"},
-		{"iptables MARK", "masquerading only what needs it", "nat", "-A OUTPUT -j MARK --set-xmark 0x4000/0x4000"},
-		{"iptables REJECT", "a quick refusal of Services without endpoints", "filter", "-A OUTPUT -p tcp -j REJECT --reject-with icmp-port-unreachable"},
-		{"iptables addrtype", "nodePorts", "nat", "-A OUTPUT -m addrtype --dst-type LOCAL -j ACCEPT"},
-		{"iptables conntrack", "forwarding of replies", "filter", "-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"},
-	} {
-		all = append(all, trial{m.name, m.breaks + " in proxy mode iptables", kernelRemedy, true, tryIptables(m.table, m.rule)})
+	// Each mode knows what it needs; without one of the others a lab can do.
+	need := func(mode, name, breaks, options string, required bool, try func(context.Context, *netns.NS) error) {
+		remedy := kernelRemedy + " (" + options + ")"
+		all = append(all, trial{name, breaks + ", in proxy mode " + mode, remedy, required, func(ctx context.Context, s scratch) (string, error) {
+			return "written and read back", try(ctx, s.ns)
+		}})
+	}
+	for _, r := range iptables.Requirements() {
+		need("iptables", r.Name, r.Breaks, r.Options, r.Required, func(ctx context.Context, ns *netns.NS) error { return r.Try(ctx, ns, iptables.VariantAuto) })
+	}
+	for _, r := range nftables.Requirements() {
+		need("nftables", r.Name, r.Breaks, r.Options, false, r.Try)
+	}
+	for _, r := range ipvs.Requirements("") {
+		need("ipvs", r.Name, r.Breaks, r.Options, false, func(ctx context.Context, ns *netns.NS) error { return r.Try(ctx, ns, xtables.Auto) })
 	}
 	return append(all,
-		trial{"iptables recent", "sessionAffinity: ClientIP in proxy mode iptables", kernelRemedy, false,
-			tryIptables("nat", "-A OUTPUT -m recent --rcheck --seconds 5 --reap --name X --mask 255.255.255.255 --rsource -j ACCEPT")},
 		trial{"conntrack", "clearing stale UDP flows when endpoints go", kernelRemedy, false, tryConntrack},
 		trial{"iptables-legacy", "the legacy variant of proxy mode iptables", "apt-get install iptables", false, tryTool("iptables-legacy-restore", "--version")},
 		trial{"nftables", "looking at the rules with nft", "apt-get install nftables", false, tryNft},
 		trial{"cgroup limits", "CPU and memory limits of containers", "a host that has the cpu and memory controllers of cgroups", false, tryLimits},
-		trial{"ip_vs", "proxy mode ipvs", "modprobe ip_vs, or a kernel with it", false, tryFile("/proc/net/ip_vs")},
-		trial{"dummy", "the device kube-ipvs0 of proxy mode ipvs", "modprobe dummy, or a kernel with it", false, tryLink("dummy", &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "a"}})},
 		trial{"vxlan", "an overlay between nodes", kernelRemedy, false, tryLink("vxlan", &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "a"}, VxlanId: 1, Port: 4789})},
 		trial{"busybox", "pods of the busybox image", "apt-get install busybox-static", false, tryTool("busybox", "true")},
 		trial{"ip", "looking at links and routes (kplab exec node1 -- ip route)", "apt-get install iproute2", false, tryTool("ip", "-V")},
@@ -125,7 +129,14 @@ func trials() []trial {
 
 // checkTools is the part of Doctor that `up` makes first: the programs without
 // which a lab would start and then not carry a packet.
-func checkTools(cfg *Config) error {
+func checkTools(ctx context.Context, cfg *Config) error {
+	for i := range cfg.Nodes {
+		if want := cfg.ProxyOf(cfg.Nodes[i]); want.Mode == "ipvs" && !want.IPVS.Fallback {
+			if _, err := ipvs.Detect(ctx, xtables.Auto, want.IPVS.Scheduler); err != nil {
+				return refuseIPVS(err)
+			}
+		}
+	}
 	if !slices.ContainsFunc(cfg.Nodes, func(n NodeConfig) bool { return cfg.ProxyOf(n).Mode == "iptables" }) {
 		return nil // mode nftables needs no program
 	}
@@ -237,15 +248,6 @@ func tryTool(path string, args ...string) func(context.Context, scratch) (string
 			said = "runs"
 		}
 		return said, err
-	}
-}
-
-func tryFile(path string) func(context.Context, scratch) (string, error) {
-	return func(_ context.Context, s scratch) (string, error) {
-		return path + " is there", s.ns.Do(func() error {
-			_, err := os.Stat("/proc/thread-self" + strings.TrimPrefix(path, "/proc"))
-			return err
-		})
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
 
 	"github.com/kplab/kplab/apiserver"
 	"github.com/kplab/kplab/internal/netns"
@@ -23,6 +24,7 @@ import (
 	"github.com/kplab/kplab/node"
 	"github.com/kplab/kplab/proxy"
 	"github.com/kplab/kplab/proxy/iptables"
+	"github.com/kplab/kplab/proxy/ipvs"
 	"github.com/kplab/kplab/sandbox"
 )
 
@@ -50,6 +52,10 @@ type Lab struct {
 	features            *iptables.Features      // nil when nobody has looked
 	nftProbed           bool
 	userspaceProbed     bool
+	// ipvsFeatures is likewise, by scheduler: its module is one of the things tried.
+	ipvsFeatures map[string]*ipvs.Features
+	// eventRecorder makes events as a component.
+	eventRecorder func(component string) record.EventRecorder
 
 	partLogs  partLogs
 	client    kubernetes.Interface
@@ -86,7 +92,7 @@ func Start(ctx context.Context, cfg Config, paths Paths, log *slog.Logger, progr
 	if progress == nil {
 		progress = func(Event) {}
 	}
-	l := &Lab{cfg: cfg, paths: paths, log: log, since: time.Now(), stations: map[string]*station{}, proxies: map[string]*proxy.Proxy{}, modes: map[string]proxy.Mode{}, controllersAPI: &apiGate{}}
+	l := &Lab{cfg: cfg, paths: paths, log: log, since: time.Now(), stations: map[string]*station{}, proxies: map[string]*proxy.Proxy{}, modes: map[string]proxy.Mode{}, ipvsFeatures: map[string]*ipvs.Features{}, controllersAPI: &apiGate{}}
 	ready, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready after %s", readyTimeout))
 	defer cancel()
 	for _, s := range l.steps() {

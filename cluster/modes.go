@@ -6,10 +6,12 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/kplab/kplab/internal/netns"
 	"github.com/kplab/kplab/proxy"
 	"github.com/kplab/kplab/proxy/iptables"
+	"github.com/kplab/kplab/proxy/ipvs"
 	"github.com/kplab/kplab/proxy/nftables"
 	"github.com/kplab/kplab/proxy/none"
 	"github.com/kplab/kplab/proxy/userspace"
@@ -31,6 +33,10 @@ type ModeOptions struct {
 	NFTProbed, UserspaceProbed bool
 	// Log hears what a mode has to say; nil means nobody.
 	Log *slog.Logger
+	// IPVS and IPVSFeatures are the settings of mode ipvs and what it found of the kernel;
+	// nil when nobody has looked.
+	IPVS         IPVSConfig
+	IPVSFeatures *ipvs.Features
 }
 
 // proxyModes is the list of the proxy modes, by the name that --proxy-mode takes.
@@ -44,6 +50,14 @@ func proxyModes() map[string]func(ModeOptions) proxy.Mode {
 		},
 		"userspace": func(o ModeOptions) proxy.Mode {
 			return userspace.New(userspace.Options{NetNS: o.NetNS, LockFile: o.LockFile, Probed: o.UserspaceProbed, Log: o.Log})
+		},
+		"ipvs": func(o ModeOptions) proxy.Mode {
+			// The journal is for what this mode alone changes, beside that of another.
+			journal := o.Journal
+			if journal != "" {
+				journal = strings.TrimSuffix(journal, ".json") + "-ipvs.json"
+			}
+			return ipvs.New(ipvs.Options{NetNS: o.NetNS, Features: o.IPVSFeatures, LockFile: o.LockFile, Journal: journal, Scheduler: o.IPVS.Scheduler, StrictARP: o.IPVS.StrictARP})
 		},
 		"none": func(ModeOptions) proxy.Mode { return none.New() },
 	}
@@ -60,7 +74,10 @@ func nodePortAddresses(mode string) []string {
 
 // ModeWarning is what a person should know who chooses a mode; "" when there is nothing.
 func ModeWarning(mode string) string {
-	if mode == "userspace" {
+	switch mode {
+	case "ipvs":
+		return ipvsDeprecated
+	case "userspace":
 		return "proxy mode userspace was removed from Kubernetes in 1.26: it is here to be compared with the others; the proxy copies every byte, pods see the node's address instead of the client's, and connections end with the daemon"
 	}
 	return ""

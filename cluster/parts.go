@@ -269,6 +269,7 @@ func (l *Lab) startControllers(ctx context.Context) (string, error) {
 		return "", err
 	}
 	recorders := controller.NewRecorders(l.loops.ctx, events)
+	l.eventRecorder = recorders.For
 	l.loops.run("events", func(ctx context.Context) error {
 		<-ctx.Done()
 		recorders.Close()

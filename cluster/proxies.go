@@ -9,10 +9,14 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/kplab/kplab/internal/xtables"
 	"github.com/kplab/kplab/node"
 	"github.com/kplab/kplab/proxy"
 	"github.com/kplab/kplab/proxy/iptables"
+	"github.com/kplab/kplab/proxy/ipvs"
 	"github.com/kplab/kplab/proxy/nftables"
 	"github.com/kplab/kplab/proxy/userspace"
 )
@@ -73,11 +77,16 @@ func (l *Lab) startProxy(ctx context.Context, n NodeConfig) error {
 	s.proxy = p
 	l.proxyMu.Unlock()
 	s.ends = append(s.ends, l.loops.runApart("proxy of node "+n.Name, p.Run))
+	l.announce(n.Name, mode)
 	return nil
 }
 
-// String names the mode, and the layout where it is not the mode's default.
+// String names the mode, and the layout or the scheduler where it is not the mode's
+// default.
 func (p ProxyConfig) String() string {
+	if p.IPVS.Scheduler != "" && p.IPVS.Scheduler != ipvs.DefaultScheduler {
+		return p.Mode + "/" + p.IPVS.Scheduler
+	}
 	if p.NFTLayout == "" || p.NFTLayout == string(nftables.LayoutUpstream) {
 		return p.Mode
 	}
@@ -90,6 +99,15 @@ func (l *Lab) newMode(ctx context.Context, nodeName string, want ProxyConfig) (p
 	l.proxyMu.Lock()
 	defer l.proxyMu.Unlock()
 	var err error
+	if want.Mode == "ipvs" {
+		if err = l.findIPVS(ctx, want.IPVS.Scheduler); err != nil && want.IPVS.Fallback {
+			// The words of kube-proxy before 1.20 or so, which tutorials quote.
+			l.log.Warn("Can't use ipvs proxier, trying iptables proxier", "part", "proxy", "node", nodeName, "reason", err)
+			want, err = ProxyConfig{Mode: "iptables"}, nil
+		} else if err != nil {
+			return nil, refuseIPVS(err)
+		}
+	}
 	switch {
 	case want.Mode == "iptables" && l.features == nil:
 		var f iptables.Features
@@ -119,7 +137,39 @@ func (l *Lab) newMode(ctx context.Context, nodeName string, want ProxyConfig) (p
 		NFTProbed:       l.nftProbed,
 		UserspaceProbed: l.userspaceProbed,
 		Log:             l.log.With("part", "proxy", "node", nodeName, "mode", want.Mode),
+		IPVS:            want.IPVS,
+		IPVSFeatures:    l.ipvsFeatures[want.IPVS.Scheduler],
 	}), nil
+}
+
+// findIPVS tries once what mode ipvs needs.
+func (l *Lab) findIPVS(ctx context.Context, scheduler string) error {
+	if l.ipvsFeatures[scheduler] != nil {
+		return nil
+	}
+	f, err := ipvs.Detect(ctx, xtables.Auto, scheduler)
+	if err == nil {
+		l.ipvsFeatures[scheduler] = &f
+	}
+	return err
+}
+
+// refuseIPVS says what to do where mode ipvs cannot work.
+func refuseIPVS(err error) error {
+	return fmt.Errorf("proxy mode ipvs does not work on this machine: take mode iptables or nftables, or let nodes run iptables in its place with --ipvs-fallback; `kplab doctor` lists all that it needs: %w", err)
+}
+
+// ipvsDeprecated is what kube-proxy 1.37 says when it starts in mode ipvs.
+const ipvsDeprecated = "The ipvs proxier has been deprecated and will be disabled by default in Kubernetes 1.40 and removed in Kubernetes 1.43. Migrate to the 'nftables' proxier instead."
+
+// announce makes an event of the node when it begins to use a mode that kube-proxy makes
+// one for.
+func (l *Lab) announce(nodeName string, mode proxy.Mode) {
+	if mode.Name() != "ipvs" {
+		return
+	}
+	ref := &corev1.ObjectReference{Kind: "Node", Name: nodeName, UID: types.UID(nodeName)}
+	l.eventRecorder("kube-proxy").Event(ref, corev1.EventTypeWarning, "IPVSDeprecation", ipvsDeprecated)
 }
 
 // SetProxy changes the mode of a node's proxy, or with nodeName "" of all nodes,
@@ -153,6 +203,7 @@ func (l *Lab) SetProxy(ctx context.Context, nodeName string, want ProxyConfig) e
 			l.proxyMu.Lock()
 			l.modes[n.Name], l.cfg.Nodes[i].Proxy = mode, want
 			l.proxyMu.Unlock()
+			l.announce(n.Name, mode)
 		}
 		if err != nil {
 			return err

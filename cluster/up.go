@@ -97,7 +97,7 @@ func RunDetached(ctx context.Context, opts UpOptions, w *os.File) error {
 // whose paths must be absolute, and returns when the lab is ready, or with the
 // reason why it is not. The daemon calls RunDetached.
 func StartDetached(ctx context.Context, opts UpOptions, args []string, progress Progress) error {
-	if err := check(&opts); err != nil {
+	if err := check(ctx, &opts); err != nil {
 		return err
 	}
 	r, w, err := os.Pipe()
@@ -195,7 +195,7 @@ type started struct {
 }
 
 // check refuses early what needs no lock to be refused.
-func check(opts *UpOptions) error {
+func check(ctx context.Context, opts *UpOptions) error {
 	if err := needRoot("up"); err != nil {
 		return err
 	}
@@ -203,7 +203,7 @@ func check(opts *UpOptions) error {
 	if err := os.MkdirAll(paths.State, 0o700); err != nil {
 		return fmt.Errorf("lab %q: make its state directory: %w", opts.Config.Name, err)
 	}
-	if err := checkTools(&opts.Config); err != nil {
+	if err := checkTools(ctx, &opts.Config); err != nil {
 		return fmt.Errorf("lab %q: %w", opts.Config.Name, err)
 	}
 	return compare(opts, paths)
@@ -252,7 +252,7 @@ func isRunning(paths Paths) bool {
 
 // prepare takes the lock and makes the directories. After it the lab is ours.
 func prepare(ctx context.Context, opts *UpOptions) (*started, error) {
-	if err := check(opts); err != nil {
+	if err := check(ctx, opts); err != nil {
 		return nil, err
 	}
 	name := opts.Config.Name
@@ -260,7 +260,7 @@ func prepare(ctx context.Context, opts *UpOptions) (*started, error) {
 	held, err := acquireFromDying(ctx, paths.Lock)
 	if errors.Is(err, ErrRunning) {
 		// Somebody was quicker, and may have written its settings by now.
-		if err := check(opts); err != nil {
+		if err := check(ctx, opts); err != nil {
 			return nil, err
 		}
 		return nil, fmt.Errorf("lab %q: another kplab is starting or ending it right now; try again", name)

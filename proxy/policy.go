@@ -15,6 +15,10 @@ import (
 // with this label are left alone, whatever its value, unless it is our own name.
 const LabelServiceProxyName = "service.kubernetes.io/service-proxy-name"
 
+// AnnotationScheduler names the IPVS scheduler of one Service, instead of the node's
+// own. Only mode ipvs has schedulers.
+const AnnotationScheduler = "kplab.io/ipvs-scheduler"
+
 // Facts is what a decision depends on besides the Service and its slices: the
 // node and the settings of its proxy.
 type Facts struct {
@@ -148,6 +152,7 @@ func decidePort(f *Facts, svc *corev1.Service, port *corev1.ServicePort, name Se
 		ExternalIPs:     parseAddrs(svc.Spec.ExternalIPs, family),
 		InternalLocal:   deref(svc.Spec.InternalTrafficPolicy, corev1.ServiceInternalTrafficPolicyCluster) == corev1.ServiceInternalTrafficPolicyLocal,
 		Affinity:        affinity(svc),
+		Scheduler:       svc.Annotations[AnnotationScheduler],
 	}
 	if svc.Spec.Type == corev1.ServiceTypeLoadBalancer {
 		p.LoadBalancerIPs = loadBalancerIPs(svc, family)

@@ -129,6 +129,7 @@ type Proxy struct {
 	checked time.Time
 	flushed bool
 	retired []Drainer // modes of before, with connections under way
+	leaving *leaving  // a mode of before that drains
 	health  *healthServers
 }
 
@@ -306,6 +307,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	}
 	err := p.runner.Run(ctx)
 	wg.Wait()
+	p.leaving.stop()
 	closeMode(p.cfg.Mode)
 	p.closeRetired(true)
 	return err
@@ -324,6 +326,9 @@ func (p *Proxy) sync(ctx context.Context) (err error) {
 		return err
 	}
 	p.closeRetired(false)
+	if err := p.drain(ctx); err != nil && ctx.Err() == nil {
+		p.log.Warn("what the mode before left is not gone yet", "error", err)
+	}
 	start := p.clock.Now()
 	// Before the lock: the witness asks pending, which takes it. What is seen here
 	// is in the decider already, since handlers tell the witness last.

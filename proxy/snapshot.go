@@ -116,6 +116,9 @@ type ServicePort struct {
 	// Affinity is the time for which a client keeps its endpoint; 0 means no
 	// session affinity. Whole seconds.
 	Affinity time.Duration
+	// Scheduler is how the Service asks for its connections to be spread, by
+	// AnnotationScheduler; modes that have no choice do not look at it.
+	Scheduler string
 
 	// InternalLocal and ExternalLocal are the traffic policies: true is Local.
 	// ExternalLocal is false when nothing outside can reach the Service.

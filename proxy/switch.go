@@ -82,6 +82,12 @@ func (p *Proxy) switchMode(ctx context.Context, s *pendingSwitch) error {
 			r.Reset()
 		}
 	}
+	if p.leaving != nil && p.leaving.mode.Name() == s.to.Name() {
+		// Back to the mode that drains: it takes over what is left of itself.
+		p.leaving.stop()
+		closeMode(p.leaving.mode)
+		p.leaving = nil
+	}
 
 	program, err := s.to.Render(snapshot)
 	if err == nil {
@@ -89,6 +95,7 @@ func (p *Proxy) switchMode(ctx context.Context, s *pendingSwitch) error {
 	}
 	if err != nil {
 		if !same {
+			yield(s.to, old)
 			err = errors.Join(err, s.to.Cleanup(context.WithoutCancel(ctx)))
 		}
 		if s.to != old {
@@ -107,9 +114,10 @@ func (p *Proxy) switchMode(ctx context.Context, s *pendingSwitch) error {
 	p.log.Info(usingMode(s.to))
 	p.checked = p.clock.Now()
 	if !same {
-		err = old.Cleanup(ctx)
+		yield(old, s.to)
+		err = p.leave(ctx, old)
 	}
-	if s.to != old {
+	if s.to != old && (p.leaving == nil || p.leaving.mode != old) {
 		p.retire(old)
 	}
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/kplab/kplab/cluster"
 )
@@ -101,19 +102,21 @@ func newProxyRulesCommand(g *globals) *cobra.Command {
 
 func newProxySetCommand(g *globals) *cobra.Command {
 	var node, layout string
+	var ipvs cluster.IPVSConfig
 	cmd := &cobra.Command{
 		Use:   "set MODE",
 		Short: "change the mode of the Service proxies while the lab runs",
 		Long: `Change the mode of the Service proxies while the lab runs, to one of
 ` + strings.Join(cluster.ProxyModes(), ", ") + `. The new rules are written and read back before the old ones go, so that no
-connection is refused or cut. The next up has the mode as well.`,
+connection is refused or cut; what mode ipvs holds open when it is left has a minute
+to end. The next up has the mode as well.`,
 		Args: exactArgs("MODE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := cluster.Connect(g.name)
 			if err != nil {
 				return err
 			}
-			want := cluster.ProxyConfig{Mode: args[0], NFTLayout: layout}
+			want := cluster.ProxyConfig{Mode: args[0], NFTLayout: layout, IPVS: ipvs}
 			if err := c.SetProxy(cmd.Context(), node, want); err != nil {
 				return err
 			}
@@ -131,5 +134,13 @@ connection is refused or cut. The next up has the mode as well.`,
 	f := cmd.Flags()
 	f.StringVar(&node, "node", "", "the node whose proxy to change (default: all)")
 	f.StringVar(&layout, "nft-layout", "", "layout of mode nftables: upstream or compact (default upstream)")
+	ipvsFlags(f, &ipvs)
 	return cmd
+}
+
+// ipvsFlags are the flags of mode ipvs.
+func ipvsFlags(f *pflag.FlagSet, c *cluster.IPVSConfig) {
+	f.StringVar(&c.Scheduler, "ipvs-scheduler", "", "how mode ipvs spreads connections: rr, wrr, lc, wlc, lblc, lblcr, sh, dh, sed, nq, fo, ovf or mh (default rr)")
+	f.BoolVar(&c.StrictARP, "ipvs-strict-arp", false, "in mode ipvs, answer no ARP requests for addresses of Services")
+	f.BoolVar(&c.Fallback, "ipvs-fallback", false, "run mode iptables where this kernel has no IPVS, instead of refusing")
 }

@@ -24,6 +24,7 @@ type upOptions struct {
 	dnsZone    string
 	lbPool     string
 	nftLayout  string
+	ipvs       cluster.IPVSConfig
 	detach     bool
 	fresh      bool
 	disposable bool
@@ -55,6 +56,7 @@ A file of that name wins.`,
 	f.StringVar(&o.ipFamilies, "ip-families", "", "IP families, the primary one first: ipv4, ipv6, dual or a list such as ipv6,ipv4 (default ipv4)")
 	f.StringVar(&o.proxyMode, "proxy-mode", "", "Service proxy mode, one of "+strings.Join(cluster.ProxyModes(), ", ")+" (default iptables)")
 	f.StringVar(&o.nftLayout, "nft-layout", "", "layout of proxy mode nftables: upstream or compact (default upstream)")
+	ipvsFlags(f, &o.ipvs)
 	f.StringVar(&o.dnsZone, "dns-zone", "", "file of DNS records (RFC 1035) for names outside of the cluster")
 	f.StringVar(&o.lbPool, "lb-pool", "", "addresses of the node network for Services of type LoadBalancer, such as 10.0.0.240/28 (default: no load balancer)")
 	f.BoolVarP(&o.detach, "detach", "d", false, "return when the lab is ready and leave it running")
@@ -128,6 +130,9 @@ func (o *upOptions) settings(cmd *cobra.Command, g *globals) (cluster.Config, er
 	if o.lbPool != "" {
 		cfg.LoadBalancer.Pool = o.lbPool
 	}
+	if o.ipvs != (cluster.IPVSConfig{}) {
+		cfg.Proxy.IPVS = o.ipvs
+	}
 	cfg.Disposable = cfg.Disposable || o.disposable
 	for _, path := range []struct{ flag, setting *string }{{&o.dnsZone, &cfg.DNS.Zone}, {&o.audit.Log, &cfg.Audit.Log}, {&o.audit.Policy, &cfg.Audit.Policy}} {
 		if *path.flag != "" {
@@ -189,7 +194,7 @@ func (o *upOptions) daemonArgs() []string {
 // asked says whether the person chose any setting, as against resuming whatever
 // there is.
 func (o *upOptions) asked(cmd *cobra.Command) bool {
-	for _, flag := range []string{"config", "nodes", "ip-families", "proxy-mode", "nft-layout", "dns-zone", "lb-pool", "no-fsync", "audit-log", "audit-policy"} {
+	for _, flag := range []string{"config", "nodes", "ip-families", "proxy-mode", "nft-layout", "ipvs-scheduler", "ipvs-strict-arp", "ipvs-fallback", "dns-zone", "lb-pool", "no-fsync", "audit-log", "audit-policy"} {
 		if cmd.Flags().Changed(flag) {
 			return true
 		}
@@ -211,6 +216,8 @@ func printNext(cmd *cobra.Command, name string) {
 			look = "iptables-save -t nat"
 		case "nftables":
 			look = "nft list ruleset"
+		case "ipvs":
+			look = "ip address show kube-ipvs0"
 		}
 	}
 	sudo := ""

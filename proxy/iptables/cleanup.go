@@ -6,13 +6,32 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kplab/kplab/internal/xtables"
+	"github.com/kplab/kplab/proxy"
 )
+
+// Chains implements proxy.Sharer: those whose names do not come from a Service.
+func (m *Mode) Chains() proxy.Chains {
+	out := proxy.Chains{}
+	for _, table := range tables {
+		out[table] = fixedChains(table)
+	}
+	return out
+}
+
+// Yield implements proxy.Sharer.
+func (m *Mode) Yield(held proxy.Chains) { m.yielded = held }
+
+// owns says whether Cleanup may remove a chain.
+func (m *Mode) owns(table, chain string) bool {
+	return isOwnChain(table, chain) && !slices.Contains(m.yielded[table], chain)
+}
 
 // Cleanup implements proxy.Mode. It works on what the kernel has, not on what
 // this process remembers: rules of built-in chains that lead to a chain of ours
@@ -46,7 +65,7 @@ func (m *Mode) cleanTable(ctx context.Context, family corev1.IPFamily, table str
 		if err != nil {
 			return err
 		}
-		if !ownsAny(table, names[table]) {
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(names[table])), func(name string) bool { return m.owns(table, name) }) {
 			return nil
 		}
 	}
@@ -61,13 +80,13 @@ func (m *Mode) cleanTable(ctx context.Context, family corev1.IPFamily, table str
 	var own []string
 	foreign := map[string]string{}
 	for _, name := range saved.Names {
-		if isOwnChain(table, name) {
+		if m.owns(table, name) {
 			own = append(own, name)
 			continue
 		}
 		for _, l := range saved.Rules[name] {
 			switch to := xtables.Target(l); {
-			case !isOwnChain(table, to):
+			case !m.owns(table, to):
 			case saved.Builtin[name]:
 				jumps.WriteString("-D " + strings.TrimPrefix(l, "-A ") + "\n")
 			default:
@@ -117,7 +136,7 @@ func (m *Mode) leftBehind(ctx context.Context, family corev1.IPFamily, table str
 		return err
 	}
 	for name := range names[table] {
-		if !isOwnChain(table, name) {
+		if !m.owns(table, name) {
 			continue
 		}
 		if rule, used := foreign[name]; used {

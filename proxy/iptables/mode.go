@@ -83,6 +83,7 @@ type Mode struct {
 	applied map[corev1.IPFamily]*ruleset // what the kernel has; absent: unknown
 	checked map[corev1.IPFamily]uint32   // the generation in which all of it was read back
 	sysctl  sysctlState
+	yielded proxy.Chains // see Yield
 }
 
 // rendered is the blocks of the last rendering, for the next.

@@ -10,6 +10,7 @@ import (
 	"github.com/kplab/kplab/internal/xtables"
 	"github.com/kplab/kplab/proxy"
 	"github.com/kplab/kplab/proxy/iptables"
+	"github.com/kplab/kplab/proxy/ipvs"
 	"github.com/kplab/kplab/proxy/nftables"
 	"github.com/kplab/kplab/proxy/userspace"
 )
@@ -42,6 +43,12 @@ func modes() []Mode {
 			tb.Helper()
 			nettest.Need(tb, "iptables")
 			return userspace.New(userspace.Options{NetNS: ns, Variant: xtables.NFT})
+		}},
+		// Runs in a virtual machine where this kernel lacks it: make test-vm.
+		{Name: "ipvs", New: func(tb testing.TB, ns *netns.NS) proxy.Mode {
+			tb.Helper()
+			nettest.Need(tb, "ipvs")
+			return ipvs.New(ipvs.Options{NetNS: ns})
 		}},
 	}
 }

@@ -18,11 +18,11 @@ import (
 	"github.com/kplab/kplab/proxy"
 )
 
-// afterPauses asks after each of up to twelve pauses that are longer than one
+// afterPauses asks after each of up to so many pauses that are longer than one
 // second of affinity, without a connection in between, until the answer is yes.
-func (l *Lab) afterPauses(t *testing.T, moved func() bool) bool {
+func (l *Lab) afterPauses(t *testing.T, pauses int, moved func() bool) bool {
 	t.Helper()
-	for range 12 {
+	for range pauses {
 		timer := time.NewTimer(1300 * time.Millisecond)
 		select {
 		case <-timer.C:
@@ -85,7 +85,7 @@ func (l *Lab) loopbackGuard(t *testing.T) {
 	if _, err := c.Write([]byte("intruder")); err != nil {
 		t.Fatal(err)
 	}
-	_ = victim.SetReadDeadline(time.Now().Add(quiet))
+	_ = victim.SetReadDeadline(time.Now().Add(quiet()))
 	if n, from, err := victim.ReadFrom(make([]byte, 64)); err == nil {
 		t.Errorf("%d bytes from %s reached 127.0.0.1 of the node", n, from)
 	}

@@ -42,8 +42,13 @@ const (
 
 // quiet is how long a client waits before it calls a silence a timeout. It is
 // below the second after which the kernel repeats a SYN, so nothing slow can pass
-// for an answer.
-const quiet = 400 * time.Millisecond
+// for an answer. In an emulated machine everything is slow, and KPLAB_SLOW says so.
+func quiet() time.Duration {
+	if os.Getenv("KPLAB_SLOW") != "" {
+		return 900 * time.Millisecond
+	}
+	return 400 * time.Millisecond
+}
 
 // Host is something with an address of its own: a node, a pod, or a client
 // outside.
@@ -314,7 +319,7 @@ func (h *Host) UDP(to string) Reply { return h.send("udp", to) }
 
 func (h *Host) send(network, to string) Reply {
 	start := time.Now()
-	ctx, cancel := context.WithTimeout(context.Background(), quiet)
+	ctx, cancel := context.WithTimeout(context.Background(), quiet())
 	defer cancel()
 	c, err := h.NS.Dial(ctx, network, to)
 	if err != nil {
@@ -326,7 +331,7 @@ func (h *Host) send(network, to string) Reply {
 
 // talk has one exchange on an open connection or socket.
 func talk(c net.Conn, network string, start time.Time) Reply {
-	_ = c.SetDeadline(start.Add(quiet))
+	_ = c.SetDeadline(start.Add(quiet()))
 	var buf []byte
 	var err error
 	if network == "udp" {
