@@ -74,6 +74,10 @@ func (l *Lab) serveControl(ctx context.Context) error {
 	mux.HandleFunc("POST /lb", func(w http.ResponseWriter, r *http.Request) {
 		answer(w, struct{}{}, l.SetLoadBalancer(r.Context(), r.URL.Query().Get("pool")))
 	})
+	exposing, endExposed := context.WithCancel(ctx)
+	open := newExposures(exposing)
+	defer func() { endExposed(); open.wg.Wait() }()
+	l.routeExpose(mux, open)
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l.control) }()
@@ -188,16 +192,25 @@ func proxyConfigOf(q url.Values) ProxyConfig {
 	}}
 }
 
-func (c *Client) call(ctx context.Context, method, path string, out any) error {
+// send asks the daemon; the caller closes the answer's body.
+func (c *Client) send(ctx context.Context, method, path string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://kplab"+path, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	resp, err := c.http.Do(req)
 	if errors.Is(err, os.ErrPermission) {
-		return fmt.Errorf("lab %q: its daemon answers only root: call kplab with sudo: %w", c.name, err)
+		return nil, fmt.Errorf("lab %q: its daemon answers only root: call kplab with sudo: %w", c.name, err)
 	} else if err != nil {
-		return fmt.Errorf("lab %q: ask its daemon: %w", c.name, err)
+		return nil, fmt.Errorf("lab %q: ask its daemon: %w", c.name, err)
+	}
+	return resp, nil
+}
+
+func (c *Client) call(ctx context.Context, method, path string, out any) error {
+	resp, err := c.send(ctx, method, path)
+	if err != nil {
+		return err
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)

@@ -86,7 +86,7 @@ func (c *Client) AddFault(ctx context.Context, f Fault) (Fault, error) {
 		return f, err
 	}
 	var made Fault
-	return made, c.send(ctx, http.MethodPost, "/faults", url.Values{}, "fault", f, &made)
+	return made, c.callWith(ctx, http.MethodPost, "/faults", url.Values{}, "fault", f, &made)
 }
 
 // ClearFaults undoes faults, as [Lab.ClearFaults] does.
@@ -109,7 +109,7 @@ func (c *Client) Links(ctx context.Context) ([]LinkStatus, error) {
 // words when nothing is wrong with the link any more.
 func (c *Client) SetLink(ctx context.Context, nodeName string, with LinkFaults) (Fault, error) {
 	var made Fault
-	return made, c.send(ctx, http.MethodPost, "/links", url.Values{"node": {nodeName}}, "with", with, &made)
+	return made, c.callWith(ctx, http.MethodPost, "/links", url.Values{"node": {nodeName}}, "with", with, &made)
 }
 
 // LinkUp takes the faults of a link back, as [Lab.LinkUp] does.
@@ -118,8 +118,8 @@ func (c *Client) LinkUp(ctx context.Context, nodeName, to string) ([]Fault, erro
 	return cleared, c.call(ctx, http.MethodDelete, "/links?"+url.Values{"node": {nodeName}, "to": {to}}.Encode(), &cleared)
 }
 
-// send is call with a value as JSON in the query.
-func (c *Client) send(ctx context.Context, method, path string, q url.Values, key string, value, out any) error {
+// callWith is call with a value as JSON in the query.
+func (c *Client) callWith(ctx context.Context, method, path string, q url.Values, key string, value, out any) error {
 	data, err := json.Marshal(value)
 	if err != nil {
 		return fmt.Errorf("encode the request: %w", err)

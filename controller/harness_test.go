@@ -132,6 +132,7 @@ func (b *bench) start() {
 			APIAddresses:  []netip.AddrPort{netip.MustParseAddrPort("10.0.0.131:6443")},
 			ServiceCIDR:   b.services,
 			CACert:        []byte("CERTIFICATE"),
+			Addresses:     controller.AddressPlan{NodeSubnets: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}},
 		},
 		Log: slog.New(slog.NewTextHandler(testWriter{b.t}, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}

@@ -124,7 +124,7 @@ func New(d loop.Deps) *Controller {
 		}
 	})
 	loop.Watch(c.loop, "nodes", core.Nodes().Informer(), func(old, cur *corev1.Node) {
-		if old == nil || cur == nil || !equality.Semantic.DeepEqual(candidateOf(old), candidateOf(cur)) ||
+		if old == nil || cur == nil || candidateOf(old) != candidateOf(cur) ||
 			!equality.Semantic.DeepEqual(old.Status.Addresses, cur.Status.Addresses) {
 			c.loop.Add(all)
 		}
