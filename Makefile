@@ -25,7 +25,7 @@ KPLAB_REQUIRE ?= root,iptables,iptables-legacy,nft,busybox,bridge
 TEST = $(SUDO) env "PATH=$(dir $(GO)):$$PATH" KPLAB_BIN=$(CURDIR)/bin KPLAB_REQUIRE=$(KPLAB_REQUIRE) $(GO) test -count=1
 RACE = CGO_ENABLED=1 $(TEST) -race
 
-.PHONY: up down build setup test verify test-unit test-netns test-script test-long test-clients bench generate clean
+.PHONY: up down build setup test verify test-unit test-netns test-modes test-script test-long test-clients bench generate clean
 .DELETE_ON_ERROR:
 
 up: build
@@ -52,6 +52,11 @@ test-unit: setup
 
 test-netns: setup
 	$(RACE) ./internal/... ./sandbox/... ./cni/... ./node/... ./proxy/...
+
+# Every row in every mode that the kernel has, written down as docs/modes.md.
+# MODES_MERGE=a.json,b.json adds what KPLAB_MODES_JSON=… kept on other kernels.
+test-modes: setup
+	KPLAB_LONG=1 KPLAB_MODES_OUT=$(CURDIR)/docs/modes.md KPLAB_MODES_MERGE=$(MODES_MERGE) $(TEST) -timeout 60m -run TestModes ./proxy/proxytest
 
 test-script: build bin/kubectl-1.32
 	$(TEST) ./cmd/...

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -175,7 +174,7 @@ func (h *healthServers) check(port uint16) http.Handler {
 // healthz answers for the proxy: /livez whether it works, /healthz also whether
 // the node is to get new connections.
 func (h *healthServers) healthz() http.Handler {
-	answer := func(alsoEligible bool) http.HandlerFunc {
+	answer := func(path string, alsoEligible bool) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
 			h.mu.Lock()
 			eligible := h.eligible
@@ -189,15 +188,18 @@ func (h *healthServers) healthz() http.Handler {
 			}
 			w.Header().Set("Content-Type", "application/json")
 			w.Header().Set("X-Content-Type-Options", "nosniff")
+			code := http.StatusOK
 			if !h.healthy() || (alsoEligible && !eligible) {
-				w.WriteHeader(http.StatusServiceUnavailable)
+				code = http.StatusServiceUnavailable
 			}
+			h.proxy.metrics.answered(path, code)
+			w.WriteHeader(code)
 			_ = json.NewEncoder(w).Encode(body)
 		}
 	}
 	mux := http.NewServeMux()
-	mux.Handle("/healthz", answer(true))
-	mux.Handle("/livez", answer(false))
+	mux.Handle("/healthz", answer("healthz", true))
+	mux.Handle("/livez", answer("livez", false))
 	return mux
 }
 
@@ -211,36 +213,9 @@ func (h *healthServers) metrics() http.Handler {
 	})
 	mux.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-		_, _ = fmt.Fprint(w, h.metricsText())
+		_, _ = fmt.Fprint(w, h.proxy.metrics.page(h.proxy))
 	})
 	return mux
-}
-
-func (h *healthServers) metricsText() string {
-	st, current := h.proxy.Status(), h.proxy.Current()
-	external, internal := current.noLocalEndpoints()
-	var b strings.Builder
-	metric := func(name, kind, help string, samples ...string) {
-		fmt.Fprintf(&b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, kind)
-		for _, s := range samples {
-			b.WriteString(name + s + "\n")
-		}
-	}
-	seconds := func(t time.Time) string {
-		if t.IsZero() {
-			return " 0"
-		}
-		return " " + strconv.FormatFloat(float64(t.UnixMilli())/1000, 'f', 3, 64)
-	}
-	metric("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "gauge", "When the rules were last synced.", seconds(st.Applied))
-	metric("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "gauge", "Since when a change waits to be synced.", seconds(st.Queued))
-	metric("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "gauge", "Services with a Local traffic policy and no local endpoint.",
-		fmt.Sprintf(`{traffic_policy="external"} %d`, external), fmt.Sprintf(`{traffic_policy="internal"} %d`, internal))
-	metric("kplab_proxy_syncs_total", "counter", "Syncs since the proxy started.", fmt.Sprintf(" %d", st.Syncs))
-	metric("kplab_proxy_sync_failures_total", "counter", "Failed syncs since the proxy started.", fmt.Sprintf(" %d", st.Failures))
-	metric("kplab_proxy_repairs_total", "counter", "How often somebody else had removed the rules.", fmt.Sprintf(" %d", st.Repairs))
-	metric("kplab_proxy_last_sync_duration_seconds", "gauge", "How long the last good sync took.", " "+strconv.FormatFloat(st.Took.Seconds(), 'f', 6, 64))
-	return b.String()
 }
 
 // noLocalEndpoints counts the Service ports whose entry drops packets on this

@@ -131,6 +131,7 @@ type Proxy struct {
 	retired []Drainer // modes of before, with connections under way
 	leaving *leaving  // a mode of before that drains
 	health  *healthServers
+	metrics *metrics
 }
 
 // New registers with the informers and returns a proxy that does nothing until
@@ -168,7 +169,8 @@ func New(cfg Config) (*Proxy, error) {
 			NodeName: cfg.NodeName, NodeIPs: cfg.NodeIPs, ClusterCIDRs: cfg.ClusterCIDRs, ServiceCIDRs: cfg.ServiceCIDRs, MasqueradeAll: cfg.MasqueradeAll,
 			LocalhostNodePorts: !cfg.NoLocalhostNodePorts, NodePortAddresses: cfg.NodePortAddresses, ProxyName: cfg.ProxyName,
 		},
-		status: Status{Mode: cfg.Mode.Name()},
+		status:  Status{Mode: cfg.Mode.Name()},
+		metrics: newMetrics(),
 	}
 	p.health = newHealthServers(p)
 	p.runner = pace.New(pace.Config{
@@ -194,6 +196,7 @@ func (p *Proxy) subscribe() error {
 			}
 			p.mu.Unlock()
 			if changed {
+				p.metrics.changed(resource, triggerTime(obj))
 				p.runner.Kick()
 			}
 			if m, ok := obj.(interface{ GetResourceVersion() string }); ok {
@@ -232,6 +235,20 @@ func (p *Proxy) subscribe() error {
 			func(obj any) bool { return p.setNode(obj.(*corev1.Node)) },
 			func(any) bool { return false }),
 	)
+}
+
+// triggerTime is when the pod or Service changed that made a slice what it is, as the
+// endpointslice controller notes it.
+func triggerTime(obj any) time.Time {
+	slice, ok := obj.(*discoveryv1.EndpointSlice)
+	if !ok {
+		return time.Time{}
+	}
+	at, err := time.Parse(time.RFC3339Nano, slice.Annotations[corev1.EndpointsLastChangeTriggerTime])
+	if err != nil {
+		return time.Time{}
+	}
+	return at
 }
 
 // setNode takes what matters from the node's own object and reports whether it
@@ -340,8 +357,10 @@ func (p *Proxy) sync(ctx context.Context) (err error) {
 	queued := p.status.Queued
 	p.status.Queued = time.Time{}
 	p.mu.Unlock()
+	services, endpoints, triggered := p.metrics.begin()
 
 	if err := p.applySnapshot(ctx, before, snapshot); err != nil {
+		p.metrics.failed(triggered)
 		p.mu.Lock()
 		if p.status.Queued.IsZero() || (!queued.IsZero() && queued.Before(p.status.Queued)) {
 			p.status.Queued = queued
@@ -362,6 +381,7 @@ func (p *Proxy) sync(ctx context.Context) (err error) {
 	p.status.Applied, p.status.Took, p.status.Revisions, p.status.Err = now, now.Sub(start), revisions, nil
 	p.mu.Unlock()
 	p.health.update(snapshot)
+	p.metrics.applied(now.Sub(start), services, endpoints, triggered, now, p.cfg.Mode)
 	return nil
 }
 
@@ -379,7 +399,9 @@ func (p *Proxy) applySnapshot(ctx context.Context, before, snapshot *Snapshot) e
 	if p.cfg.Conntrack == nil {
 		return nil
 	}
+	start := p.clock.Now()
 	n, err := CleanConntrack(ctx, p.cfg.Conntrack, before, snapshot, p.cfg.ServiceCIDRs, p.cfg.Mode)
+	p.metrics.cleaned(p.clock.Since(start), n)
 	if n > 0 {
 		p.log.Debug("stale UDP connection tracking entries deleted", "count", n)
 	}

@@ -46,6 +46,15 @@ func Need(tb testing.TB, feature string) {
 	tb.Skip(msg)
 }
 
+// Lacks is why the machine lacks a feature that Need knows; nil when it does not.
+func Lacks(ctx context.Context, feature string) error {
+	probe, ok := probes()[feature]
+	if !ok {
+		return fmt.Errorf("nettest has no probe for %q; it has %s", feature, strings.Join(features(), ", "))
+	}
+	return probe(ctx)
+}
+
 // features lists the names that Need knows.
 func features() []string {
 	var names []string

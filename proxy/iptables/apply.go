@@ -109,7 +109,7 @@ func (m *Mode) write(ctx context.Context, r *ruleset, c *change) error {
 		section("filter", func() { lines(c.after) })
 	}
 	if b.Len() > 0 {
-		if err := m.tool.Restore(ctx, r.family, b.String()); err != nil {
+		if err := m.restore(ctx, r.family, b.String()); err != nil {
 			return err
 		}
 	}

@@ -111,7 +111,7 @@ func (m *Mode) cleanTable(ctx context.Context, family corev1.IPFamily, table str
 		}
 	}
 	if text := declared.String() + jumps.String() + deleted.String(); text != "" {
-		if err := m.tool.Restore(ctx, family, "*"+table+"\n"+text+"COMMIT\n"); err != nil {
+		if err := m.restore(ctx, family, "*"+table+"\n"+text+"COMMIT\n"); err != nil {
 			return err
 		}
 	}

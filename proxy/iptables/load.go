@@ -24,6 +24,7 @@ import (
 // which switches every Service; then the jumps from the built-in chains; last
 // what became stale.
 func (m *Mode) load(ctx context.Context, r *ruleset) error {
+	m.tallies.full = true
 	have, err := m.existing(ctx, r.family)
 	if err != nil {
 		return err
@@ -54,7 +55,7 @@ func (m *Mode) restoreIfAny(ctx context.Context, r *ruleset, b *strings.Builder)
 	}
 	text := b.String()
 	b.Reset()
-	return m.tool.Restore(ctx, r.family, text)
+	return m.restore(ctx, r.family, text)
 }
 
 // existing reads the tables; a table without any chain of ours is not worth the

@@ -84,6 +84,7 @@ type Mode struct {
 	checked map[corev1.IPFamily]uint32   // the generation in which all of it was read back
 	sysctl  sysctlState
 	yielded proxy.Chains // see Yield
+	tallies tallies
 }
 
 // rendered is the blocks of the last rendering, for the next.
@@ -94,7 +95,7 @@ type rendered struct {
 
 // New returns the mode. It touches nothing.
 func New(opts Options) *Mode {
-	m := &Mode{opts: opts, exec: opts.Exec, features: opts.Features, known: map[corev1.IPFamily]*rendered{}, applied: map[corev1.IPFamily]*ruleset{}, checked: map[corev1.IPFamily]uint32{}}
+	m := &Mode{opts: opts, exec: opts.Exec, features: opts.Features, known: map[corev1.IPFamily]*rendered{}, applied: map[corev1.IPFamily]*ruleset{}, checked: map[corev1.IPFamily]uint32{}, tallies: tallies{written: map[corev1.IPFamily]map[string]int{}}}
 	if m.exec == nil {
 		m.exec = execx.Host()
 		if opts.NetNS != nil {
@@ -194,6 +195,8 @@ func (p *Program) Service(namespace, name string) string {
 // Apply implements proxy.Program.
 func (p *Program) Apply(ctx context.Context) error {
 	m := p.mode
+	m.tallies.full = false
+	clear(m.tallies.written)
 	if err := m.prepare(ctx, p); err != nil {
 		return err
 	}

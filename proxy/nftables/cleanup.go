@@ -28,7 +28,11 @@ func (m *Mode) Cleanup(context.Context) error {
 	for _, f := range []family{unix.NFPROTO_IPV4, unix.NFPROTO_IPV6} {
 		errs = append(errs, cleanFamily(conn, f))
 	}
-	return errors.Join(errs...)
+	err = errors.Join(errs...)
+	if err != nil {
+		m.cleanupFailures++
+	}
+	return err
 }
 
 func cleanFamily(conn *nfnl.Conn, f family) error {

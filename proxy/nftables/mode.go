@@ -65,6 +65,8 @@ type Mode struct {
 
 	applied map[family]*state // what the kernel has; absent: unknown
 	conn    *nfnl.Conn        // see dial
+	// For Metrics.
+	syncFailures, cleanupFailures int
 }
 
 // New returns the mode. It touches nothing.
@@ -159,6 +161,7 @@ func (p *Program) Apply(ctx context.Context) error {
 		next, err := m.apply(r)
 		if err != nil {
 			// Whatever the kernel has now, it is not what was remembered.
+			m.syncFailures++
 			delete(m.applied, r.family)
 			m.Close()
 			return err

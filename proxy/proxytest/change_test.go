@@ -6,10 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -251,48 +249,6 @@ func TestSwitchUnderTraffic(t *testing.T) {
 			t.Errorf("%s to %s: the open connection: %v", was, to, err)
 		}
 	}
-}
-
-// leftovers names rules in a node that are not those of a mode.
-func leftovers(tb testing.TB, node *Host, mode string) string {
-	tb.Helper()
-	for other, cmd := range map[string][]string{
-		"iptables": {"iptables-nft-save"}, "iptables-legacy": {"iptables-legacy-save"}, "nftables": {"nft", "list", "tables"},
-	} {
-		if other == mode || (other == "iptables-legacy" && mode == "iptables") {
-			continue
-		}
-		run, err := execx.In(node.NS).Run(tb.Context(), execx.Cmd{Path: cmd[0], Args: cmd[1:], Env: []string{"XTABLES_LOCKFILE=/dev/null"}})
-		if err != nil {
-			tb.Fatal(err)
-		}
-		for _, mark := range []string{"KUBE-", "kube-proxy"} {
-			if strings.Contains(string(run.Stdout), mark) {
-				return fmt.Sprintf("%s still shows %s:\n%s", cmd[0], mark, run.Stdout)
-			}
-		}
-	}
-	return ""
-}
-
-// echo sends a byte each way.
-func echo(a, b net.Conn) error {
-	deadline := time.Now().Add(3 * time.Second)
-	for _, pair := range [][2]net.Conn{{a, b}, {b, a}} {
-		if err := pair[0].SetDeadline(deadline); err != nil {
-			return err
-		}
-		if err := pair[1].SetDeadline(deadline); err != nil {
-			return err
-		}
-		if _, err := pair[0].Write([]byte("x")); err != nil {
-			return err
-		}
-		if _, err := pair[1].Read(make([]byte, 1)); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // BenchmarkPath compares a connection and its answer through a Service with one to

@@ -18,8 +18,10 @@ import (
 type Mode struct {
 	// Name is the mode's name; Variant tells apart several forms of one mode.
 	Name, Variant string
-	// New makes the mode of one node. It skips the test when the machine lacks
-	// what the mode needs.
+	// Needs are the features, by the names that nettest has for them, without which
+	// the mode cannot be tried: then its rows are n/a, with what the probe says.
+	Needs []string
+	// New makes the mode of one node.
 	New func(tb testing.TB, node *netns.NS) proxy.Mode
 	// NodePortAddresses is as in proxy.Facts.
 	NodePortAddresses []string
@@ -43,6 +45,12 @@ type Lab struct {
 	nodePorts []string
 	// Zones are the nodes' zones, by name.
 	Zones map[string]string
+	// change, which a row may set, changes the facts that nodes decide with.
+	change func(*proxy.Facts)
+	// reason is why the row that runs does not apply to the mode.
+	reason string
+	// variant is the mode's, for rows that run its tools.
+	variant string
 }
 
 type labNode struct {
@@ -56,7 +64,7 @@ type labNode struct {
 // modes runs before the namespaces go, and must succeed twice.
 func NewLab(t *testing.T, m Mode) *Lab {
 	t.Helper()
-	lab := &Lab{Topology: NewTopology(t), Mode: m.Name, nodePorts: m.NodePortAddresses, Zones: map[string]string{"n1": "a", "n2": "b"}}
+	lab := &Lab{Topology: NewTopology(t), Mode: m.Name, nodePorts: m.NodePortAddresses, variant: m.Variant, Zones: map[string]string{"n1": "a", "n2": "b"}}
 	for _, h := range []*Host{lab.N1, lab.N2} {
 		n := &labNode{host: h, mode: m.New(t, h.NS), table: proxy.NewConntrack(h.NS)}
 		if err := n.mode.Probe(t.Context()); err != nil {
@@ -85,11 +93,15 @@ func (l *Lab) Apply(tb testing.TB, services []*corev1.Service, slices ...*discov
 	// Rows apply an empty state as their clean-up, when their own context ended.
 	ctx := context.WithoutCancel(tb.Context())
 	for _, n := range l.nodes {
-		s := proxy.Decide(proxy.Facts{
+		facts := proxy.Facts{
 			NodeName: n.host.Name, NodeIPs: []netip.Addr{n.host.IP}, Zone: l.Zones[n.host.Name],
 			ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix(ClusterCIDR)}, LocalhostNodePorts: true,
 			ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix(ServiceCIDR)}, NodePortAddresses: l.nodePorts,
-		}, services, slices)
+		}
+		if l.change != nil {
+			l.change(&facts)
+		}
+		s := proxy.Decide(facts, services, slices)
 		p, err := n.mode.Render(s)
 		if err != nil {
 			tb.Fatalf("render for %s: %v", n.host.Name, err)
@@ -141,35 +153,27 @@ func (l *Lab) nobody() string {
 func (l *Lab) notIn(t *testing.T, mode, reason string) {
 	t.Helper()
 	if l.Mode == mode {
-		t.Skip(notApplicable + reason)
+		l.reason = reason
+		t.Skip(reason)
 	}
 }
 
-// notApplicable begins the message of a row that a mode cannot have.
-const notApplicable = "n/a: "
+// onlyIn ends a row that is about one mode in all others.
+func (l *Lab) onlyIn(t *testing.T, mode string) {
+	t.Helper()
+	if l.Mode != mode {
+		l.reason = "about mode " + mode
+		t.Skip(l.reason)
+	}
+}
 
 // Row is one line of the contract.
 type Row struct {
 	// ID is the row's number in the table of observable behaviour.
 	ID, Title string
 	Run       func(t *testing.T, l *Lab)
-}
-
-// Run runs every row with every mode, each as a named subtest.
-func Run(t *testing.T, modes ...Mode) {
-	t.Helper()
-	for _, m := range modes {
-		t.Run(m.String(), func(t *testing.T) {
-			lab := NewLab(t, m)
-			for _, row := range Rows() {
-				t.Run(row.ID, func(t *testing.T) {
-					t.Logf("%s: %s", row.ID, row.Title)
-					t.Cleanup(func() { lab.Apply(t, nil) })
-					row.Run(t, lab)
-				})
-			}
-		})
-	}
+	// Long keeps the row for the long run.
+	Long bool
 }
 
 // want checks one reply: who answered, with which source seen.

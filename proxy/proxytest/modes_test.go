@@ -3,6 +3,7 @@
 package proxytest
 
 import (
+	"os"
 	"testing"
 
 	"github.com/kplab/kplab/internal/netns"
@@ -20,14 +21,12 @@ func TestMain(m *testing.M) { nettest.Main(m) }
 // modes is the list of modes under test.
 func modes() []Mode {
 	return []Mode{
-		{Name: "iptables", Variant: "nft", New: func(tb testing.TB, ns *netns.NS) proxy.Mode {
+		{Name: "iptables", Variant: "nft", Needs: []string{"iptables"}, New: func(tb testing.TB, ns *netns.NS) proxy.Mode {
 			tb.Helper()
-			nettest.Need(tb, "iptables")
 			return iptables.New(iptables.Options{NetNS: ns, Variant: iptables.VariantNFT})
 		}},
-		{Name: "iptables", Variant: "legacy", New: func(tb testing.TB, ns *netns.NS) proxy.Mode {
+		{Name: "iptables", Variant: "legacy", Needs: []string{"iptables-legacy"}, New: func(tb testing.TB, ns *netns.NS) proxy.Mode {
 			tb.Helper()
-			nettest.Need(tb, "iptables-legacy")
 			return iptables.New(iptables.Options{NetNS: ns, Variant: iptables.VariantLegacy, LockFile: tb.TempDir() + "/xtables.lock"})
 		}},
 		// kube-proxy's default in this mode, and with the other layout every address.
@@ -39,9 +38,8 @@ func modes() []Mode {
 			tb.Helper()
 			return nftables.New(nftables.Options{NetNS: ns, Layout: nftables.LayoutCompact})
 		}},
-		{Name: "userspace", New: func(tb testing.TB, ns *netns.NS) proxy.Mode {
+		{Name: "userspace", Needs: []string{"iptables"}, New: func(tb testing.TB, ns *netns.NS) proxy.Mode {
 			tb.Helper()
-			nettest.Need(tb, "iptables")
 			return userspace.New(userspace.Options{NetNS: ns, Variant: xtables.NFT})
 		}},
 		// Runs in a virtual machine where this kernel lacks it: make test-vm.
@@ -53,8 +51,16 @@ func modes() []Mode {
 	}
 }
 
-func TestConformance(t *testing.T) {
+// TestModes runs the rows with every mode: all of them in the long run, else those that
+// are not long. KPLAB_MODES_OUT names the file that gets the table of results (docs/modes.md
+// of the project), KPLAB_MODES_JSON one that keeps them, and KPLAB_MODES_MERGE those of
+// other machines, separated by commas, whose results fill what does not apply here.
+func TestModes(t *testing.T) {
 	nettest.NeedRoot(t)
 	nettest.LeakCheck(t)
-	Run(t, modes()...)
+	m := NewMatrix()
+	m.Run(t, os.Getenv("KPLAB_LONG") != "", modes()...)
+	if err := m.Keep(os.Getenv("KPLAB_MODES_JSON"), os.Getenv("KPLAB_MODES_MERGE"), os.Getenv("KPLAB_MODES_OUT")); err != nil {
+		t.Error(err)
+	}
 }

@@ -6,6 +6,8 @@ package proxytest
 import (
 	"errors"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -15,9 +17,11 @@ import (
 // Rows is the contract, in the order of the table.
 func Rows() []Row {
 	var out []Row
-	for _, group := range [][]Row{clusterRows(), affinityRows(), nodePortRows(), policyRows(), readinessRows(), topologyRows(), loadBalancerRows(), conntrackRows()} {
+	for _, group := range [][]Row{clusterRows(), affinityRows(), nodePortRows(), policyRows(), readinessRows(), topologyRows(), loadBalancerRows(), conntrackRows(),
+		clusterEdgeRows(), nodePortEdgeRows(), policyEdgeRows(), liveRows()} {
 		out = append(out, group...)
 	}
+	slices.SortStableFunc(out, func(a, b Row) int { return strings.Compare(a.ID, b.ID) })
 	return out
 }
 
@@ -27,7 +31,7 @@ var anyPeer netip.Addr
 // clusterRows are about the cluster address.
 func clusterRows() []Row {
 	return []Row{
-		{"C01", "pods reach every backend with their own address", func(t *testing.T, l *Lab) {
+		{ID: "C01", Title: "pods reach every backend with their own address", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web"), Ready(l.B1), Ready(l.B2))
 			seen := map[string]bool{}
 			for range 40 {
@@ -39,7 +43,7 @@ func clusterRows() []Row {
 				t.Errorf("40 connections met %v only", seen)
 			}
 		}},
-		{"C02", "three backends get a third each", func(t *testing.T, l *Lab) {
+		{ID: "C02", Title: "three backends get a third each", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web"), Ready(l.B1), Ready(l.B2), Ready(l.B3))
 			if l.Mode == "ipvs" {
 				for name, got := range spread(t, l.C1, vip+":80", 30) {
@@ -57,12 +61,12 @@ func clusterRows() []Row {
 				}
 			}
 		}},
-		{"C07", "the node itself is masqueraded", func(t *testing.T, l *Lab) {
+		{ID: "C07", Title: "the node itself is masqueraded", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web"), Ready(l.B1))
 			want(t, "n1 to its own pod", l.N1.TCP(vip+":80"), l.N1.IP, l.B1)
 			want(t, "n2 to a pod elsewhere", l.N2.TCP(vip+":80"), l.N2.IP, l.B1)
 		}},
-		{"C10", "another port of a cluster address", func(t *testing.T, l *Lab) {
+		{ID: "C10", Title: "another port of a cluster address", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web"), Ready(l.B1))
 			outcome := Refused
 			if l.Mode == "iptables" || l.userspace() {
@@ -70,17 +74,17 @@ func clusterRows() []Row {
 			}
 			wantOutcome(t, "c1 to port 81", l.C1.TCP(vip+":81"), outcome)
 		}},
-		{"C11", "an address no Service has", func(t *testing.T, l *Lab) {
+		{ID: "C11", Title: "an address no Service has", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web"), Ready(l.B1))
 			wantOutcome(t, "c1", l.C1.TCP("10.96.0.77:80"), Silence)
 		}},
-		{"C16", "port and targetPort differ", func(t *testing.T, l *Lab) {
+		{ID: "C16", Title: "port and targetPort differ", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web"), Ready(l.B2))
 			if r := l.C1.TCP(vip + ":80"); r.Port != "8080" {
 				t.Errorf("port 80: %s, want port 8080 of the pod", r)
 			}
 		}},
-		{"C20", "each port has its own target", func(t *testing.T, l *Lab) {
+		{ID: "C20", Title: "each port has its own target", Run: func(t *testing.T, l *Lab) {
 			svc := Service("web", Ports(
 				corev1.ServicePort{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP},
 				corev1.ServicePort{Name: "https", Port: 443, Protocol: corev1.ProtocolTCP}))
@@ -91,7 +95,7 @@ func clusterRows() []Row {
 				}
 			}
 		}},
-		{"C21", "TCP and UDP on one number", func(t *testing.T, l *Lab) {
+		{ID: "C21", Title: "TCP and UDP on one number", Run: func(t *testing.T, l *Lab) {
 			svc := Service("dns", Ports(
 				corev1.ServicePort{Name: "dns", Port: 53, Protocol: corev1.ProtocolUDP},
 				corev1.ServicePort{Name: "dns-tcp", Port: 53, Protocol: corev1.ProtocolTCP}))
@@ -103,21 +107,21 @@ func clusterRows() []Row {
 				t.Errorf("tcp: %s, want port 8443", r)
 			}
 		}},
-		{"C22", "UDP answers come back from the cluster address", func(t *testing.T, l *Lab) {
+		{ID: "C22", Title: "UDP answers come back from the cluster address", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("udp", OverUDP), Ready(l.B2))
 			// The socket is connected: an answer from elsewhere would not arrive.
 			want(t, "c1", l.C1.UDP(vip+":80"), l.seen(l.C1), l.B2)
 		}},
-		{"C24", "a pod reaches itself through its Service", func(t *testing.T, l *Lab) {
+		{ID: "C24", Title: "a pod reaches itself through its Service", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web"), Ready(l.B1))
 			want(t, "b1", l.B1.TCP(vip+":80"), l.N1.IP, l.B1)
 		}},
-		{"C25", "no endpoints: TCP is refused", func(t *testing.T, l *Lab) {
+		{ID: "C25", Title: "no endpoints: TCP is refused", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web"))
 			wantOutcome(t, "c1", l.C1.TCP(vip+":80"), l.nobody())
 			wantOutcome(t, "n1", l.N1.TCP(vip+":80"), l.nobody())
 		}},
-		{"C26", "no endpoints: UDP is refused", func(t *testing.T, l *Lab) {
+		{ID: "C26", Title: "no endpoints: UDP is refused", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("udp", OverUDP))
 			outcome := Refused
 			if l.userspace() {
@@ -125,7 +129,7 @@ func clusterRows() []Row {
 			}
 			wantOutcome(t, "c1", l.C1.UDP(vip+":80"), outcome)
 		}},
-		{"C30", "a replaced pod takes over behind the same address", func(t *testing.T, l *Lab) {
+		{ID: "C30", Title: "a replaced pod takes over behind the same address", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web"), Ready(l.B1))
 			want(t, "before", l.C1.TCP(vip+":80"), l.seen(l.C1), l.B1)
 			l.Serve(t, Service("web"), Ready(l.B2))
@@ -133,7 +137,7 @@ func clusterRows() []Row {
 				want(t, "after", l.C1.TCP(vip+":80"), l.seen(l.C1), l.B2)
 			}
 		}},
-		{"C31", "none to three endpoints and back", func(t *testing.T, l *Lab) {
+		{ID: "C31", Title: "none to three endpoints and back", Run: func(t *testing.T, l *Lab) {
 			for range 2 {
 				l.Serve(t, Service("web"))
 				wantOutcome(t, "none", l.C2.TCP(vip+":80"), l.nobody())
@@ -147,13 +151,13 @@ func clusterRows() []Row {
 // affinityRows are about session affinity.
 func affinityRows() []Row {
 	return []Row{
-		{"D01", "ClientIP keeps one backend", func(t *testing.T, l *Lab) {
+		{ID: "D01", Title: "ClientIP keeps one backend", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web", Sticky(10800)), Ready(l.B1), Ready(l.B2), Ready(l.B3))
 			if got := spread(t, l.C1, vip+":80", 50); len(got) != 1 {
 				t.Errorf("50 connections went to %v", got)
 			}
 		}},
-		{"D02", "each client has its own", func(t *testing.T, l *Lab) {
+		{ID: "D02", Title: "each client has its own", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web", Sticky(10800)), Ready(l.B1), Ready(l.B2), Ready(l.B3))
 			for _, c := range []*Host{l.C1, l.B1, l.B2, l.C2} {
 				if got := spread(t, c, vip+":80", 20); len(got) != 1 {
@@ -161,7 +165,7 @@ func affinityRows() []Row {
 				}
 			}
 		}},
-		{"D03", "an idle client is forgotten", func(t *testing.T, l *Lab) {
+		{ID: "D03", Title: "an idle client is forgotten", Long: true, Run: func(t *testing.T, l *Lab) {
 			// One second of affinity: a client that pauses longer is free to move,
 			// and of many such pauses one must lead elsewhere.
 			l.Serve(t, Service("web", Sticky(1)), Ready(l.B1), Ready(l.B2), Ready(l.B3))
@@ -183,13 +187,13 @@ func affinityRows() []Row {
 				t.Error("12 pauses of more than the timeout, and never another backend")
 			}
 		}},
-		{"D07", "a backend that goes is left", func(t *testing.T, l *Lab) {
+		{ID: "D07", Title: "a backend that goes is left", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web", Sticky(10800)), Ready(l.B1))
 			want(t, "before", l.C1.TCP(vip+":80"), l.seen(l.C1), l.B1)
 			l.Serve(t, Service("web", Sticky(10800)), Ready(l.B2))
 			want(t, "after", l.C1.TCP(vip+":80"), l.seen(l.C1), l.B2)
 		}},
-		{"D08", "affinity is per port", func(t *testing.T, l *Lab) {
+		{ID: "D08", Title: "affinity is per port", Run: func(t *testing.T, l *Lab) {
 			svc := Service("web", Sticky(10800), Ports(
 				corev1.ServicePort{Name: "a", Port: 80, Protocol: corev1.ProtocolTCP},
 				corev1.ServicePort{Name: "b", Port: 81, Protocol: corev1.ProtocolTCP}))
@@ -207,22 +211,22 @@ func affinityRows() []Row {
 func nodePortRows() []Row {
 	const np = ":30080"
 	return []Row{
-		{"E09", "every node answers on the nodePort", func(t *testing.T, l *Lab) {
+		{ID: "E09", Title: "every node answers on the nodePort", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web", NodePort(30080)), Ready(l.B2))
 			want(t, "by n1", l.X.TCP(l.N1.IP.String()+np), l.N1.IP, l.B2)
 			want(t, "by n2", l.X.TCP(l.N2.IP.String()+np), l.N2.IP, l.B2)
 		}},
-		{"E10", "pods use a nodePort of their node", func(t *testing.T, l *Lab) {
+		{ID: "E10", Title: "pods use a nodePort of their node", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web", NodePort(30080)), Ready(l.B1), Ready(l.B2))
 			for range 8 {
 				want(t, "c1", l.C1.TCP(l.N1.IP.String()+np), l.N1.IP, l.B1, l.B2)
 			}
 		}},
-		{"E11", "a node uses its own nodePort", func(t *testing.T, l *Lab) {
+		{ID: "E11", Title: "a node uses its own nodePort", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web", NodePort(30080)), Ready(l.B2))
 			want(t, "n1", l.N1.TCP(l.N1.IP.String()+np), l.N1.IP, l.B2)
 		}},
-		{"E12", "nodePort on 127.0.0.1", func(t *testing.T, l *Lab) {
+		{ID: "E12", Title: "nodePort on 127.0.0.1", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web", NodePort(30080)), Ready(l.B1), Ready(l.B2))
 			for range 8 {
 				r := l.N1.TCP("127.0.0.1" + np)
@@ -233,19 +237,19 @@ func nodePortRows() []Row {
 				}
 			}
 		}},
-		{"E17", "neighbours do not reach 127.0.0.1 of a node", func(t *testing.T, l *Lab) {
+		{ID: "E17", Title: "neighbours do not reach 127.0.0.1 of a node", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web", NodePort(30080)), Ready(l.B1))
 			l.loopbackGuard(t)
 		}},
-		{"E21", "nodePort without endpoints is refused", func(t *testing.T, l *Lab) {
+		{ID: "E21", Title: "nodePort without endpoints is refused", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web", NodePort(30080)))
 			wantOutcome(t, "x", l.X.TCP(l.N1.IP.String()+np), l.nobody())
 		}},
-		{"E22", "a port nobody opened is refused by the kernel", func(t *testing.T, l *Lab) {
+		{ID: "E22", Title: "a port nobody opened is refused by the kernel", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web", NodePort(30080)), Ready(l.B1))
 			wantOutcome(t, "x", l.X.TCP(l.N1.IP.String()+":30099"), Refused)
 		}},
-		{"E24", "a nodePort comes before a process on the node", func(t *testing.T, l *Lab) {
+		{ID: "E24", Title: "a nodePort comes before a process on the node", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("web", NodePort(30080)), Ready(l.B1))
 			ln, err := l.N1.NS.Listen(t.Context(), "tcp", l.N1.IP.String()+np)
 			if l.userspace() {

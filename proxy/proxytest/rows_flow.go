@@ -104,14 +104,14 @@ func conntrackRows() []Row {
 	}
 	ask := func(c net.Conn) Reply { return talk(c, "udp", time.Now()) }
 	return []Row{
-		{"O01", "a UDP client moves when its backend goes", func(t *testing.T, l *Lab) {
+		{ID: "O01", Title: "a UDP client moves when its backend goes", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("udp", OverUDP), Ready(l.B1))
 			c := steady(t, l.C1, vip+":80")
 			want(t, "before", ask(c), l.seen(l.C1), l.B1)
 			l.Serve(t, Service("udp", OverUDP), Ready(l.B2))
 			want(t, "after", ask(c), l.seen(l.C1), l.B2)
 		}},
-		{"O02", "a UDP client that was early gets through", func(t *testing.T, l *Lab) {
+		{ID: "O02", Title: "a UDP client that was early gets through", Run: func(t *testing.T, l *Lab) {
 			l.Apply(t, nil)
 			c := steady(t, l.C1, vip+":80")
 			wantOutcome(t, "before the Service", ask(c), Silence)
@@ -128,7 +128,7 @@ func conntrackRows() []Row {
 				return fmt.Errorf("%s", r)
 			})
 		}},
-		{"O03", "all endpoints gone: entries are left alone", func(t *testing.T, l *Lab) {
+		{ID: "O03", Title: "all endpoints gone: entries are left alone", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("udp", OverUDP), Ready(l.B1))
 			c := steady(t, l.C1, vip+":80")
 			want(t, "before", ask(c), l.seen(l.C1), l.B1)
@@ -137,14 +137,14 @@ func conntrackRows() []Row {
 				want(t, "the flow goes on", ask(c), l.seen(l.C1), l.B1)
 			}
 		}},
-		{"O04", "a UDP nodePort client moves too", func(t *testing.T, l *Lab) {
+		{ID: "O04", Title: "a UDP nodePort client moves too", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("udp", NodePort(30053), OverUDP), Ready(l.B1))
 			c := steady(t, l.X, l.N1.IP.String()+":30053")
 			want(t, "before", ask(c), l.N1.IP, l.B1)
 			l.Serve(t, Service("udp", NodePort(30053), OverUDP), Ready(l.B2))
 			want(t, "after", ask(c), l.N1.IP, l.B2)
 		}},
-		{"O05", "a flow to a terminating pod that serves is kept", func(t *testing.T, l *Lab) {
+		{ID: "O05", Title: "a flow to a terminating pod that serves is kept", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("udp", OverUDP), Ready(l.B1))
 			c := steady(t, l.C1, vip+":80")
 			want(t, "before", ask(c), l.seen(l.C1), l.B1)
@@ -153,7 +153,7 @@ func conntrackRows() []Row {
 				want(t, "after", ask(c), l.seen(l.C1), l.B1)
 			}
 		}},
-		{"O06", "an open TCP connection outlives a change of rules", func(t *testing.T, l *Lab) {
+		{ID: "O06", Title: "an open TCP connection outlives a change of rules", Run: func(t *testing.T, l *Lab) {
 			ln, err := l.B1.NS.Listen(t.Context(), "tcp", l.B1.IP.String()+":9090")
 			if err != nil {
 				t.Fatal(err)
@@ -182,7 +182,7 @@ func conntrackRows() []Row {
 				t.Errorf("read %q, %v", buf[:n], err)
 			}
 		}},
-		{"O08", "a deleted UDP Service lets go of its clients", func(t *testing.T, l *Lab) {
+		{ID: "O08", Title: "a deleted UDP Service lets go of its clients", Run: func(t *testing.T, l *Lab) {
 			l.Serve(t, Service("udp", OverUDP), Ready(l.B1))
 			c := steady(t, l.C1, vip+":80")
 			want(t, "before", ask(c), l.seen(l.C1), l.B1)

@@ -59,6 +59,8 @@ type Host struct {
 	// Node is where a pod runs; empty for others.
 	Node string
 	link string // the pod's link on the node
+	// patience replaces quiet when it is set.
+	patience time.Duration
 }
 
 // Topology is the lab's namespaces. Every name below is wired and can reach what
@@ -319,19 +321,24 @@ func (h *Host) UDP(to string) Reply { return h.send("udp", to) }
 
 func (h *Host) send(network, to string) Reply {
 	start := time.Now()
-	ctx, cancel := context.WithTimeout(context.Background(), quiet())
+	ctx, cancel := context.WithTimeout(context.Background(), h.wait())
 	defer cancel()
 	c, err := h.NS.Dial(ctx, network, to)
 	if err != nil {
 		return failure(err, start)
 	}
 	defer func() { _ = c.Close() }()
-	return talk(c, network, start)
+	_ = c.SetDeadline(start.Add(h.wait()))
+	return exchange(c, network, start)
 }
 
 // talk has one exchange on an open connection or socket.
 func talk(c net.Conn, network string, start time.Time) Reply {
 	_ = c.SetDeadline(start.Add(quiet()))
+	return exchange(c, network, start)
+}
+
+func exchange(c net.Conn, network string, start time.Time) Reply {
 	var buf []byte
 	var err error
 	if network == "udp" {

@@ -107,7 +107,25 @@ func (m *Mode) hold(ctx context.Context, o portOwner, owner portID) error {
 		return err
 	}
 	m.held[o] = &held{owner, socket}
+	if l, ok := socket.(net.Listener); ok {
+		m.flows.wg.Go(func() { refuse(l) })
+	}
 	return nil
+}
+
+// refuse resets what comes to a port that is only held: by an address on which the
+// nodePort is not to be served.
+func refuse(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		if t, ok := c.(*net.TCPConn); ok {
+			_ = t.SetLinger(0)
+		}
+		_ = c.Close()
+	}
 }
 
 // socket opens a port on all addresses of the node: a net.Listener or a *net.UDPConn.
