@@ -241,13 +241,11 @@ func (r *runner) inside(line string) (string, int, error) {
 	if err := r.shell.write(line); err != nil {
 		return "", 0, err
 	}
-	seen, err := r.shell.until(r.prompt, patience)
+	seen, err := r.shell.answer(line, r.prompt, patience)
 	if err != nil {
-		return seen, 0, errors.Join(err, r.leave())
+		err = errors.Join(err, r.leave())
 	}
-	// The terminal shows what was typed, and the prompt after the answer.
-	seen = strings.TrimPrefix(strings.TrimSuffix(seen, r.prompt), line+"\n")
-	return seen, 0, nil
+	return seen, 0, err
 }
 
 // leave ends the open shell.

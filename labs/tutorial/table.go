@@ -116,6 +116,9 @@ func Load(dir string) (*Tutorial, error) {
 		if s.Run == "" {
 			bad("nothing to run")
 		}
+		if s.Inside && len(s.Want) == 0 {
+			bad("a line that is typed into a shell has to print something")
+		}
 		if len(s.Want)+len(s.Stderr)+s.Lines == 0 && !s.Silent && s.Prompt == "" {
 			bad("nothing that must be seen")
 		}

@@ -85,14 +85,41 @@ func (t *terminal) copy() {
 }
 
 // until waits for text at the end of what is on the screen and takes all of it. A
-// program that ended, or took too long, is an error.
+// program that ended, or took too long, is an error; text "" stands for that end.
 func (t *terminal) until(text string, timeout time.Duration) (string, error) {
+	return t.await(func(seen string) bool { return text != "" && strings.HasSuffix(seen, text) }, text, timeout)
+}
+
+// answer waits for the prompt that follows what a line that was typed has printed, and
+// returns that. A prompt alone is no answer: shells draw theirs again when they hear
+// of the terminal's size.
+func (t *terminal) answer(line, prompt string, timeout time.Duration) (string, error) {
+	cut := func(seen string) string {
+		i := strings.LastIndex(seen, line+"\n")
+		if i < 0 {
+			return ""
+		}
+		answer, found := strings.CutSuffix(seen[i+len(line)+1:], prompt)
+		if !found {
+			return ""
+		}
+		return answer
+	}
+	seen, err := t.await(func(seen string) bool { return cut(seen) != "" }, prompt, timeout)
+	if err != nil {
+		return seen, err
+	}
+	return cut(seen), nil
+}
+
+// await waits until what is on the screen is right, and takes all of it.
+func (t *terminal) await(right func(string) bool, text string, timeout time.Duration) (string, error) {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	for {
 		t.mu.Lock()
 		seen, grown, ended := plain(t.seen), t.grown, t.ended
-		if text != "" && strings.HasSuffix(seen, text) || text == "" && ended {
+		if right(seen) || text == "" && ended {
 			t.seen = nil
 			t.mu.Unlock()
 			return seen, nil

@@ -124,7 +124,14 @@ func run(t *testing.T, name, bin, kubectl string) string {
 			t.Errorf("kplab %s: %v\n%s", strings.Join(args, " "), err, out)
 		}
 	}
-	t.Cleanup(func() { do("down", "--purge", "--name", name) })
+	t.Cleanup(func() {
+		if t.Failed() {
+			log, _ := os.ReadFile(filepath.Join(dir, "state", name, "daemon.log"))
+			lines := strings.Split(strings.TrimSpace(string(log)), "\n")
+			t.Logf("the lab's log ends with:\n%s", strings.Join(lines[max(0, len(lines)-60):], "\n"))
+		}
+		do("down", "--purge", "--name", name)
+	})
 	if do("up", "-d", "--no-fsync", "--name", name, "--config", tut.Config); t.Failed() {
 		return ""
 	}
