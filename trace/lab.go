@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -40,6 +41,10 @@ type Node struct {
 	PodCIDR netip.Prefix
 	// Mode and Layout are what the node's proxy writes.
 	Mode, Layout string
+	// ProxyError says why its proxy cannot do its work, empty when it can; Synced is when
+	// it last did.
+	ProxyError string
+	Synced     time.Time
 }
 
 // ModeName is the mode, and the layout where it is not the default.
@@ -56,6 +61,8 @@ type Lab struct {
 	client kubernetes.Interface
 	open   map[string]*netns.NS
 	specs  []sandbox.Spec
+	// queryTime replaces the time that a name server has to answer.
+	queryTime time.Duration
 }
 
 // Open prepares to look at a lab. Close it afterwards.

@@ -3,6 +3,7 @@
 package trace
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-// queryTime is how long one question waits for its answer.
+// queryTime is how long one question waits for its answer, unless the lab says so.
 const queryTime = 2 * time.Second
 
 // lookup resolves a name as the C library does in a place: each suffix of the
@@ -33,7 +34,7 @@ func (l *Lab) lookup(ctx context.Context, p *Place, name string, x *Index) (neti
 	var tried []string
 	silent := false
 	for _, full := range conf.NameList(name) {
-		q := ask(ctx, p, conf.Servers[0], full)
+		q := ask(ctx, p, conf.Servers[0], full, cmp.Or(l.queryTime, queryTime))
 		step := &Step{Leg: Lookup, Kind: KindQuery, Place: p.Name, Query: q}
 		steps, tried = append(steps, step), append(tried, full)
 		var found netip.Addr
@@ -88,22 +89,22 @@ func (x *Index) serviceAt(a netip.Addr) string {
 }
 
 // ask sends one question from a place.
-func ask(ctx context.Context, p *Place, server, name string) *Query {
+func ask(ctx context.Context, p *Place, server, name string, patience time.Duration) *Query {
 	q := &Query{Name: name, Type: "A", Server: server}
-	ctx, cancel := context.WithTimeout(ctx, queryTime)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	conn, err := p.ns.Dial(ctx, "udp", net.JoinHostPort(server, "53"))
 	if err != nil {
-		q.Answer = plainError(err)
+		q.Answer = plainError(err, patience)
 		return q
 	}
 	defer conn.Close()
 	m := new(dns.Msg)
 	m.SetQuestion(name, dns.TypeA)
-	c := dns.Client{Timeout: queryTime}
+	c := dns.Client{Timeout: patience}
 	r, _, err := c.ExchangeWithConnContext(ctx, m, &dns.Conn{Conn: conn})
 	if err != nil {
-		q.Answer = plainError(err)
+		q.Answer = plainError(err, patience)
 		return q
 	}
 	q.Answer = dns.RcodeToString[r.Rcode]
@@ -118,10 +119,10 @@ func ask(ctx context.Context, p *Place, server, name string) *Query {
 	return q
 }
 
-func plainError(err error) string {
+func plainError(err error, patience time.Duration) string {
 	var timeout net.Error
 	if errors.As(err, &timeout) && timeout.Timeout() {
-		return "no answer within " + queryTime.String()
+		return "no answer within " + patience.String()
 	}
 	return err.Error()
 }

@@ -63,6 +63,7 @@ that writes real kernel rules. No Docker, no images, no network needed.
 		newFaultCommand(g),
 		newLBCommand(g),
 		newTraceCommand(g),
+		newWhyCommand(g),
 		newExposeCommand(g),
 		newStateCommand(g),
 		newLabCommand(g),

@@ -95,7 +95,7 @@ func openTrace(cmd *cobra.Command, g *globals) (*trace.Lab, error) {
 func traceOptions(s cluster.Status) trace.Options {
 	o := trace.Options{Runtime: s.Runtime, Kubeconfig: s.Kubeconfig, XtablesLock: cluster.PathsOf(s.Name).XtablesLock}
 	for _, n := range s.Nodes {
-		t := trace.Node{Name: n.Name, Mode: n.Proxy.Mode, Layout: n.Proxy.Layout}
+		t := trace.Node{Name: n.Name, Mode: n.Proxy.Mode, Layout: n.Proxy.Layout, ProxyError: n.Proxy.Error, Synced: n.Proxy.Synced}
 		// The lab's own words: they parse.
 		t.Address, _ = netip.ParseAddr(n.Address)
 		t.PodCIDR, _ = netip.ParsePrefix(n.PodCIDR)
