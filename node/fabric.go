@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/kplab/kplab/internal/ctkeep"
 	"github.com/kplab/kplab/internal/netns"
 	"github.com/kplab/kplab/internal/rtnl"
 )
@@ -169,7 +170,7 @@ func NewFabric(ctx context.Context, cfg FabricConfig) (*Fabric, error) {
 
 // attachNode joins a node, with the way to all others.
 func (f *Fabric) attachNode(ctx context.Context, node Peer) (*Member, error) {
-	return f.Attach(ctx, NSName(node.Name), RoleNode, node.ips(), func(b *rtnl.Batch, link int) {
+	m, err := f.Attach(ctx, NSName(node.Name), RoleNode, node.ips(), func(b *rtnl.Batch, link int) {
 		toPeer(b, link, f.router())
 		for _, p := range f.cfg.Nodes {
 			if p.Name != node.Name {
@@ -177,6 +178,14 @@ func (f *Fabric) attachNode(ctx context.Context, node Peer) (*Member, error) {
 			}
 		}
 	})
+	if err != nil {
+		return nil, err
+	}
+	// Before a proxy's first rule, and for as long as the node lives.
+	if err := ctkeep.Keep(m.NS); err != nil && !errors.Is(err, ctkeep.ErrNoTables) {
+		return nil, fmt.Errorf("node %s: %w", node.Name, err)
+	}
+	return m, nil
 }
 
 // router is where the nodes' default routes lead: the bridge itself, which

@@ -25,6 +25,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/kplab/kplab/internal/ctkeep"
 	"github.com/kplab/kplab/internal/netns"
 	"github.com/kplab/kplab/internal/nettest"
 )
@@ -180,6 +181,9 @@ func (tp *Topology) node(tb testing.TB, name, ip string) *Host {
 	tp.attach(tb, ns, name, ip)
 	h := &Host{Name: name, IP: netip.MustParseAddr(ip), NS: ns}
 	route(tb, h, "eth0", "0.0.0.0/0", "172.18.255.254")
+	if err := ctkeep.Keep(ns); err != nil {
+		tb.Fatal(err)
+	}
 	return h
 }
 
@@ -303,7 +307,13 @@ type Reply struct {
 	Port    string
 	Took    time.Duration
 	Err     error
+	// again asks once more, with the patience for an answer that is expected.
+	again func() Reply
 }
+
+// patience is how long an answer that is expected may take: on a machine that is busy
+// with other things a packet waits, and its sender repeats it after a second.
+const patience = 10 * time.Second
 
 // String is the reply without what differs from try to try.
 func (r Reply) String() string {
@@ -314,10 +324,16 @@ func (r Reply) String() string {
 }
 
 // TCP connects from a host and reads what the backend says.
-func (h *Host) TCP(to string) Reply { return h.send("tcp", to) }
+func (h *Host) TCP(to string) Reply { return h.ask("tcp", to) }
 
 // UDP sends one datagram from a fresh socket and awaits the answer.
-func (h *Host) UDP(to string) Reply { return h.send("udp", to) }
+func (h *Host) UDP(to string) Reply { return h.ask("udp", to) }
+
+func (h *Host) ask(network, to string) Reply {
+	r := h.send(network, to)
+	r.again = func() Reply { return h.within(patience, true).send(network, to) }
+	return r
+}
 
 func (h *Host) send(network, to string) Reply {
 	start := time.Now()
