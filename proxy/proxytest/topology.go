@@ -248,7 +248,13 @@ func route(tb testing.TB, h *Host, link, to, via string) {
 // and the peer's address.
 func serve(tb testing.TB, h *Host, port int) {
 	tb.Helper()
-	at := fmt.Sprintf("%s:%d", h.IP, port)
+	serveAt(tb, h, h.IP, port)
+}
+
+// serveAt is serve at one of the backend's addresses.
+func serveAt(tb testing.TB, h *Host, ip netip.Addr, port int) {
+	tb.Helper()
+	at := netip.AddrPortFrom(ip, uint16(port)).String()
 	l, err := h.NS.Listen(context.Background(), "tcp", at)
 	if err != nil {
 		tb.Fatal(err)
