@@ -18,6 +18,7 @@ import (
 
 	"github.com/kplab/kplab/apiserver"
 	"github.com/kplab/kplab/dns"
+	"github.com/kplab/kplab/node"
 	"github.com/kplab/kplab/proxy/ipvs"
 	"github.com/kplab/kplab/proxy/nftables"
 )
@@ -125,8 +126,12 @@ type Networking struct {
 	// Outside is the address of the client that is no node and no pod.
 	Outside   netip.Addr `json:"outside,omitempty"`
 	DNSDomain string     `json:"dnsDomain,omitempty"`
-	// MTU of the node network and of the pods, in bytes.
+	// MTU of the node network and, without an overlay, of the pods, in bytes.
 	MTU int `json:"mtu,omitempty"`
+	// Overlay is how packets between pods of two nodes travel: as they are (routes),
+	// or wrapped in UDP (vxlan), which makes those of the pods smaller by 50 bytes, or
+	// by 70 between nodes with IPv6 addresses.
+	Overlay string `json:"overlay,omitempty"`
 	// Secondary is the address plan of the second IP family. In a settings file its
 	// values stand behind the first ones and a comma.
 	Secondary SecondaryNetworking `json:"secondary,omitzero"`
@@ -249,6 +254,9 @@ func (c *Config) SetDefaults(nodes int) {
 	if n.MTU == 0 {
 		n.MTU = 1500
 	}
+	if n.Overlay == "" {
+		n.Overlay = string(node.OverlayRoutes)
+	}
 	if c.Proxy.Mode == "" {
 		c.Proxy.Mode = "iptables"
 	}
@@ -308,6 +316,11 @@ func (c *Config) Validate() error {
 	}
 	if n.MTU < 1280 || n.MTU > 65535 {
 		bad("networking.mtu %d: want 1280 to 65535 bytes", n.MTU)
+	}
+	if o := node.Overlay(n.Overlay); o != node.OverlayRoutes && o != node.OverlayVXLAN {
+		bad("networking.overlay %q: want %s or %s", n.Overlay, node.OverlayRoutes, node.OverlayVXLAN)
+	} else if least := o.Overhead(n.NodeSubnet.Addr()) + 1280; families && o != node.OverlayRoutes && n.MTU < least {
+		bad("networking.mtu %d: want at least %d with overlay %s, which leaves the pods 1280 bytes", n.MTU, least, n.Overlay)
 	}
 	c.Proxy.validate("proxy", bad)
 	for i, node := range c.Nodes {

@@ -73,6 +73,8 @@ func TestFamilyFaults(t *testing.T) {
 	for lines, want := range map[string]string{
 		"networking: {ipFamilies: [IPv5]}":                                                                     `"IPv5" is none`,
 		"networking: {ipFamilies: [IPv4, IPv4]}":                                                               "each once",
+		"networking: {overlay: geneve}":                                                                        `overlay "geneve": want routes or vxlan`,
+		"networking: {overlay: vxlan, mtu: 1300}":                                                              "networking.mtu 1300: want at least 1330 with overlay vxlan",
 		"networking: {ipFamily: both}":                                                                         `"both": want ipv4, ipv6, dual`,
 		"networking: {ipFamily: ipv4, ipFamilies: [IPv6]}":                                                     "not together with ipFamilies",
 		"networking: {ipFamilies: [IPv4], podSubnet: '10.244.0.0/16,fd00::/56'}":                               "one family, and networks or addresses for two",

@@ -60,6 +60,9 @@ func (l *Lab) wireNetwork(ctx context.Context) (string, error) {
 	if n.Secondary.NodeSubnet.IsValid() {
 		detail += " and " + n.Secondary.NodeSubnet.String()
 	}
+	if n.Overlay != string(node.OverlayRoutes) {
+		detail += ", overlay " + n.Overlay
+	}
 	if !l.faults.found {
 		return detail, nil
 	}
@@ -74,7 +77,7 @@ func (l *Lab) wireNetwork(ctx context.Context) (string, error) {
 func (l *Lab) fabricConfig() node.FabricConfig {
 	n := l.cfg.Networking
 	cfg := node.FabricConfig{
-		Runtime: l.runtime, Subnet: n.NodeSubnet, Outside: n.Outside, MTU: n.MTU,
+		Runtime: l.runtime, Subnet: n.NodeSubnet, Outside: n.Outside, MTU: n.MTU, Overlay: node.Overlay(n.Overlay),
 		SecondarySubnet: n.Secondary.NodeSubnet, SecondaryOutside: n.Secondary.Outside,
 	}
 	for _, c := range l.cfg.Nodes {

@@ -63,7 +63,7 @@ func (p Peer) ips() []netip.Addr {
 	return all
 }
 
-// routes are the ways to the node's pods over link, one a family.
+// routes are the ways to the node's pods over link, its uplink, one a family.
 func (p Peer) routes(link int) []rtnl.Route {
 	all := []rtnl.Route{{Dst: p.PodCIDR, Via: p.IP, Link: link, Protocol: RouteProtocol}}
 	if p.SecondaryIP.IsValid() && p.SecondaryPodCIDR.IsValid() {
@@ -89,8 +89,11 @@ type FabricConfig struct {
 	Outside netip.Addr
 	// SecondaryOutside is the client's address in SecondarySubnet.
 	SecondaryOutside netip.Addr
-	// MTU in bytes; 0 means 1500.
+	// MTU of the node network in bytes; 0 means 1500.
 	MTU int
+	// Overlay is how packets between pods of two nodes travel; empty means
+	// [OverlayRoutes].
+	Overlay Overlay
 }
 
 // Fabric is the switch between nodes. It is safe for concurrent use.
@@ -115,6 +118,9 @@ func NewFabric(ctx context.Context, cfg FabricConfig) (*Fabric, error) {
 	}
 	if cfg.MTU == 0 {
 		cfg.MTU = 1500
+	}
+	if cfg.Overlay == "" {
+		cfg.Overlay = OverlayRoutes
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -170,14 +176,25 @@ func NewFabric(ctx context.Context, cfg FabricConfig) (*Fabric, error) {
 
 // attachNode joins a node, with the way to all others.
 func (f *Fabric) attachNode(ctx context.Context, node Peer) (*Member, error) {
+	var others []Peer
+	for _, p := range f.cfg.Nodes {
+		if p.Name != node.Name {
+			others = append(others, p)
+		}
+	}
 	m, err := f.Attach(ctx, NSName(node.Name), RoleNode, node.ips(), func(b *rtnl.Batch, link int) {
 		toPeer(b, link, f.router())
-		for _, p := range f.cfg.Nodes {
-			if p.Name != node.Name {
+		for _, p := range others {
+			if f.cfg.Overlay == OverlayVXLAN {
+				toNode(b, link, p)
+			} else {
 				toPeer(b, link, p)
 			}
 		}
 	})
+	if err == nil && f.cfg.Overlay == OverlayVXLAN {
+		err = f.joinOverlay(m, node, others)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -272,6 +289,11 @@ func (f *Fabric) Member(name string) *Member {
 // MTU returns the largest packet of the node network.
 func (f *Fabric) MTU() int { return f.cfg.MTU }
 
+// PodMTU returns the largest packet of the pods: what the overlay adds fits too.
+func (f *Fabric) PodMTU() int {
+	return f.cfg.MTU - f.cfg.Overlay.Overhead(f.cfg.Subnet.Addr())
+}
+
 // Subnet returns the node network, of the primary IP family.
 func (f *Fabric) Subnet() netip.Prefix { return f.cfg.Subnet }
 
@@ -284,6 +306,8 @@ type Member struct {
 	Link int
 	// Addrs are its addresses, one a family, the primary one first.
 	Addrs []netip.Prefix
+	// overlay is the index of a node's end of the overlay; 0 without one.
+	overlay int
 }
 
 // Attach joins the namespace called name to the fabric by eth0 with the addresses
@@ -394,11 +418,16 @@ func (f *Fabric) plug(m *Member, port string, eth rtnl.Link, extra func(*rtnl.Ba
 // toPeer adds what reaches a node: permanent neighbours, so that nothing waits for
 // ARP, and the routes to its pods.
 func toPeer(b *rtnl.Batch, link int, p Peer) {
-	for _, ip := range p.ips() {
-		b.ReplaceNeigh(link, ip, p.mac())
-	}
+	toNode(b, link, p)
 	for _, r := range p.routes(link) {
 		b.ReplaceRoute(r)
+	}
+}
+
+// toNode adds only what reaches the node itself.
+func toNode(b *rtnl.Batch, link int, p Peer) {
+	for _, ip := range p.ips() {
+		b.ReplaceNeigh(link, ip, p.mac())
 	}
 }
 

@@ -200,7 +200,7 @@ func (n *Node) setUp() error {
 	if confDir == "" {
 		confDir = filepath.Join(n.cfg.RuntimeDir, "cni", "net.d")
 		err := cni.WriteConflist(confDir, cni.Conflist{
-			Subnet: n.cfg.PodCIDR, RangeStart: n.cfg.FirstPod, NodeIP: n.cfg.IP.Addr(), MTU: n.cfg.Fabric.MTU(),
+			Subnet: n.cfg.PodCIDR, RangeStart: n.cfg.FirstPod, NodeIP: n.cfg.IP.Addr(), MTU: n.cfg.Fabric.PodMTU(),
 			SecondarySubnet: n.cfg.SecondaryPodCIDR, SecondaryNodeIP: n.cfg.SecondaryIP.Addr(),
 			DataDir: filepath.Join(n.cfg.RuntimeDir, "cni", "addresses"),
 		})

@@ -110,7 +110,13 @@ func families(rt Namespaces) map[string]FabricConfig {
 	for _, p := range four.Nodes {
 		dual.Nodes, six.Nodes = append(dual.Nodes, inDual(p)), append(six.Nodes, inIPv6(p))
 	}
-	return map[string]FabricConfig{"IPv4": four, "dual": dual, "IPv6": six}
+	all := map[string]FabricConfig{"IPv4": four, "dual": dual, "IPv6": six}
+	for name, plain := range map[string]string{"vxlan": "IPv4", "vxlan dual": "dual", "vxlan IPv6": "IPv6"} {
+		cfg := all[plain]
+		cfg.Overlay = OverlayVXLAN
+		all[name] = cfg
+	}
+	return all
 }
 
 func newFabric(tb testing.TB, rt Namespaces) *Fabric {

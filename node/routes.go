@@ -95,12 +95,16 @@ func first[T interface {
 // first and writes only what is missing, so that a node in order costs four reads.
 func (n *Node) heal(ctx context.Context) error {
 	var now kernelState
-	if err := n.member.NS.Do(func() error { return now.read(n.member.Link, n.cfg.Fabric.hasIPv6()) }); err != nil {
+	if err := n.member.NS.Do(func() error { return now.read(n.member, n.cfg.Fabric.hasIPv6()) }); err != nil {
 		return fmt.Errorf("node %s: %w", n.cfg.Name, err)
 	}
 	b := new(rtnl.Batch)
 	n.healUplink(b, &now)
-	err := n.member.Conn.Do(b)
+	var err error
+	if n.member.overlay != 0 {
+		err = n.healOverlay(b, &now)
+	}
+	err = errors.Join(err, n.member.Conn.Do(b))
 	if err != nil {
 		err = fmt.Errorf("node %s: put back what is missing on %s: %w", n.cfg.Name, uplink, err)
 	}
@@ -114,7 +118,7 @@ func (n *Node) healUplink(b *rtnl.Batch, now *kernelState) {
 		b.SetUp(link)
 	}
 	for _, addr := range n.member.Addrs {
-		if !now.addrs[addr] || !now.up[link] {
+		if now.addrs[addr] != link || !now.up[link] {
 			b.AddAddr(link, addr, unix.RT_SCOPE_UNIVERSE)
 		}
 		if own := addr.Masked(); now.routes[own].link != link {
@@ -126,8 +130,12 @@ func (n *Node) healUplink(b *rtnl.Batch, now *kernelState) {
 		}
 	}
 	want := map[netip.Prefix]bool{}
-	for _, p := range n.peers() {
-		for _, r := range p.routes(link) {
+	for i, p := range n.peers() {
+		ways := p.routes(link)
+		if i > 0 && n.member.overlay != 0 {
+			ways = nil // only the router's are over the uplink
+		}
+		for _, r := range ways {
 			want[r.Dst] = true
 			if is := now.routes[r.Dst]; is.link != link || is.via != r.Via {
 				b.ReplaceRoute(r)
@@ -198,10 +206,11 @@ const (
 type kernelState struct {
 	byName   map[string]int
 	up       map[int]bool
-	addrs    map[netip.Prefix]bool // of the uplink
-	gateways map[linkAddr]bool     // links that carry a gateway address of the pods
+	addrs    map[netip.Prefix]int // of uplink and overlay: the link that has them
+	gateways map[linkAddr]bool    // links that carry a gateway address of the pods
 	routes   map[netip.Prefix]route
 	neighs   map[linkAddr]neigh
+	fdb      map[string]netip.Addr // of the overlay: where a hardware address is
 }
 
 type route struct {
@@ -221,9 +230,9 @@ type linkAddr struct {
 }
 
 // read fills the state from the namespace of the thread.
-func (s *kernelState) read(uplinkIndex int, ipv6 bool) error {
+func (s *kernelState) read(m *Member, ipv6 bool) error {
 	s.byName, s.up = map[string]int{}, map[int]bool{}
-	s.addrs, s.gateways = map[netip.Prefix]bool{}, map[linkAddr]bool{}
+	s.addrs, s.gateways = map[netip.Prefix]int{}, map[linkAddr]bool{}
 	s.routes, s.neighs = map[netip.Prefix]route{}, map[linkAddr]neigh{}
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -244,15 +253,33 @@ func (s *kernelState) read(uplinkIndex int, ipv6 bool) error {
 		families = append(families, netlink.FAMILY_V6)
 	}
 	for _, f := range families {
-		if err := s.readFamily(h, uplinkIndex, f); err != nil {
+		if err := s.readFamily(h, m, f); err != nil {
 			return err
+		}
+	}
+	if m.overlay == 0 {
+		return nil
+	}
+	return s.readOverlay(h, m.overlay)
+}
+
+// readOverlay reads what the overlay's end has been told.
+func (s *kernelState) readOverlay(h *netlink.Handle, link int) error {
+	s.fdb = map[string]netip.Addr{}
+	entries, err := h.NeighList(link, unix.AF_BRIDGE)
+	if err != nil {
+		return fmt.Errorf("read the overlay's forwarding entries: %w", err)
+	}
+	for _, e := range entries {
+		if ip, ok := netip.AddrFromSlice(e.IP); ok {
+			s.fdb[e.HardwareAddr.String()] = ip.Unmap()
 		}
 	}
 	return nil
 }
 
 // readFamily reads what the namespace has of one IP family.
-func (s *kernelState) readFamily(h *netlink.Handle, uplinkIndex, family int) error {
+func (s *kernelState) readFamily(h *netlink.Handle, m *Member, family int) error {
 	addrs, err := h.AddrList(nil, family)
 	if err != nil {
 		return fmt.Errorf("read addresses: %w", err)
@@ -262,9 +289,9 @@ func (s *kernelState) readFamily(h *netlink.Handle, uplinkIndex, family int) err
 		if !ok {
 			continue
 		}
-		if ip = ip.Unmap(); a.LinkIndex == uplinkIndex {
+		if ip = ip.Unmap(); a.LinkIndex == m.Link || a.LinkIndex == m.overlay {
 			ones, _ := a.Mask.Size()
-			s.addrs[netip.PrefixFrom(ip, ones)] = true
+			s.addrs[netip.PrefixFrom(ip, ones)] = a.LinkIndex
 		}
 		if ip == routed.Gateway() || ip == routed.Gateway6() {
 			s.gateways[linkAddr{a.LinkIndex, ip}] = true

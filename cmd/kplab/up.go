@@ -20,6 +20,7 @@ type upOptions struct {
 	config     string
 	nodes      int
 	ipFamilies string
+	overlay    string
 	proxyMode  string
 	dnsZone    string
 	lbPool     string
@@ -54,6 +55,7 @@ A file of that name wins.`,
 	f.StringVar(&o.config, "config", "", "settings file (apiVersion kplab/v1alpha1, kind Lab), or the name of settings that come with kplab: "+strings.Join(cluster.PresetNames(), ", "))
 	f.IntVar(&o.nodes, "nodes", 0, "number of nodes, the control plane included (default 3)")
 	f.StringVar(&o.ipFamilies, "ip-families", "", "IP families, the primary one first: ipv4, ipv6, dual or a list such as ipv6,ipv4 (default ipv4)")
+	f.StringVar(&o.overlay, "overlay", "", "how packets between pods of two nodes travel: routes or vxlan (default routes)")
 	f.StringVar(&o.proxyMode, "proxy-mode", "", "Service proxy mode, one of "+strings.Join(cluster.ProxyModes(), ", ")+" (default iptables)")
 	f.StringVar(&o.nftLayout, "nft-layout", "", "layout of proxy mode nftables: upstream or compact (default upstream)")
 	ipvsFlags(f, &o.ipvs)
@@ -120,6 +122,9 @@ func (o *upOptions) settings(cmd *cobra.Command, g *globals) (cluster.Config, er
 			return cfg, usageError{fmt.Errorf("--ip-families: %w", err)}
 		}
 		cfg.Networking.IPFamilies, cfg.Networking.IPFamily = families, ""
+	}
+	if o.overlay != "" {
+		cfg.Networking.Overlay = o.overlay
 	}
 	if o.proxyMode != "" {
 		cfg.Proxy = cluster.ProxyConfig{Mode: o.proxyMode}
@@ -194,7 +199,7 @@ func (o *upOptions) daemonArgs() []string {
 // asked says whether the person chose any setting, as against resuming whatever
 // there is.
 func (o *upOptions) asked(cmd *cobra.Command) bool {
-	for _, flag := range []string{"config", "nodes", "ip-families", "proxy-mode", "nft-layout", "ipvs-scheduler", "ipvs-strict-arp", "ipvs-fallback", "dns-zone", "lb-pool", "no-fsync", "audit-log", "audit-policy"} {
+	for _, flag := range []string{"config", "nodes", "ip-families", "overlay", "proxy-mode", "nft-layout", "ipvs-scheduler", "ipvs-strict-arp", "ipvs-fallback", "dns-zone", "lb-pool", "no-fsync", "audit-log", "audit-policy"} {
 		if cmd.Flags().Changed(flag) {
 			return true
 		}

@@ -119,6 +119,64 @@ func (b *Batch) AddBridge(name string, index, mtu int, mac net.HardwareAddr) *Ba
 	return b.end()
 }
 
+// VXLAN describes an end of an overlay that is told where everything is: it learns
+// nothing and floods nothing.
+type VXLAN struct {
+	Name string
+	// VNI is the network's number, Port the UDP port of both ends.
+	VNI  uint32
+	Port uint16
+	// Local is the address from which packets are sent.
+	Local netip.Addr
+	MTU   int
+	MAC   net.HardwareAddr
+}
+
+// AddVXLAN adds a VXLAN link, down.
+func (b *Batch) AddVXLAN(v VXLAN) *Batch {
+	b.begin(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL, "add vxlan", func() string { return v.Name })
+	b.ifinfo(0, 0, 0)
+	b.linkAttrs(v.Name, v.MTU, v.MAC)
+	info := b.nest(unix.IFLA_LINKINFO)
+	b.str(unix.IFLA_INFO_KIND, "vxlan")
+	data := b.nest(unix.IFLA_INFO_DATA)
+	b.u32(vxlanID, v.VNI)
+	local := uint16(vxlanLocal)
+	if v.Local.Is6() {
+		local = vxlanLocal6
+	}
+	b.attr(local, v.Local.AsSlice())
+	b.attr(vxlanLearning, []byte{0})
+	b.attr(vxlanPort, binary.BigEndian.AppendUint16(nil, v.Port))
+	b.unnest(data)
+	b.unnest(info)
+	return b.end()
+}
+
+// ReplaceFDB tells a VXLAN link at which underlay address a hardware address is.
+func (b *Batch) ReplaceFDB(index int, mac net.HardwareAddr, dst netip.Addr) *Batch {
+	b.begin(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, "add forwarding entry", func() string { return fmt.Sprintf("%s to link %d", mac, index) })
+	b.fdb(index, unix.NUD_PERMANENT|unix.NUD_NOARP)
+	b.attr(unix.NDA_DST, dst.AsSlice())
+	b.attr(unix.NDA_LLADDR, mac)
+	return b.end()
+}
+
+// DelFDB removes what [Batch.ReplaceFDB] wrote; what is not there is success.
+func (b *Batch) DelFDB(index int, mac net.HardwareAddr) *Batch {
+	b.begin(unix.RTM_DELNEIGH, 0, "remove forwarding entry", func() string { return fmt.Sprintf("%s from link %d", mac, index) })
+	b.fdb(index, 0)
+	b.attr(unix.NDA_LLADDR, mac)
+	return b.end().Tolerate(unix.ENOENT, unix.ENODEV)
+}
+
+func (b *Batch) fdb(index int, state uint16) {
+	b.buf = append(b.buf, unix.AF_BRIDGE, 0, 0, 0)
+	b.buf = binary.NativeEndian.AppendUint32(b.buf, uint32(index))
+	b.buf = binary.NativeEndian.AppendUint16(b.buf, state)
+	b.buf = append(b.buf, unix.NTF_SELF, 0)
+}
+
 // SetUp sets a link up.
 func (b *Batch) SetUp(index int) *Batch {
 	b.begin(unix.RTM_NEWLINK, 0, "set up link", func() string { return fmt.Sprint(index) })
@@ -271,6 +329,8 @@ type Route struct {
 	// Metric ranks routes to one destination; 0 is the kernel's choice: 0 for IPv4,
 	// 1024 for IPv6.
 	Metric uint32
+	// OnLink says that Via is reached over Link although no route says so.
+	OnLink bool
 }
 
 func (r Route) scope() uint8 {
@@ -305,7 +365,11 @@ func (b *Batch) route(r Route, scope uint8) *Batch {
 		kind = unix.RTN_UNICAST
 	}
 	b.buf = append(b.buf, family(r.Dst.Addr()), uint8(r.Dst.Bits()), 0, 0, unix.RT_TABLE_MAIN, proto, scope, kind)
-	b.buf = binary.NativeEndian.AppendUint32(b.buf, 0)
+	flags := uint32(0)
+	if r.OnLink {
+		flags = unix.RTNH_F_ONLINK
+	}
+	b.buf = binary.NativeEndian.AppendUint32(b.buf, flags)
 	if r.Dst.Bits() > 0 {
 		b.attr(unix.RTA_DST, r.Dst.Masked().Addr().AsSlice())
 	}
@@ -384,6 +448,15 @@ const (
 
 // vethInfoPeer is VETH_INFO_PEER of linux/veth.h.
 const vethInfoPeer = 1
+
+// IFLA_VXLAN_* of linux/if_link.h.
+const (
+	vxlanID       = 1
+	vxlanLocal    = 4
+	vxlanLearning = 7
+	vxlanPort     = 15
+	vxlanLocal6   = 17
+)
 
 // IFLA_INET6_ADDR_GEN_MODE and IN6_ADDR_GEN_MODE_NONE of linux/if_link.h.
 const (
