@@ -58,6 +58,9 @@ func (k *Kubelet) contentOf(o *corev1.Pod, spec *corev1.Container, image workloa
 // byDirectory groups an image's files.
 func byDirectory(spec *corev1.Container, image workload.Image) map[string]map[string][]byte {
 	all := map[string]map[string][]byte{}
+	if image.Content == nil {
+		return all
+	}
 	for file, data := range image.Content(&workload.Context{}) {
 		dir := path.Dir(file)
 		if covered(spec, dir) {
