@@ -67,6 +67,16 @@ type ProxyStatus struct {
 	Held string `json:"held,omitempty"`
 }
 
+// ControlPlane is the name of the node that runs the API; empty when there is none.
+func (s *Status) ControlPlane() string {
+	for _, n := range s.Nodes {
+		if n.Role == ControlPlane {
+			return n.Name
+		}
+	}
+	return ""
+}
+
 // Status returns how the lab is now.
 func (l *Lab) Status() Status {
 	d, _ := readDaemon(l.paths.Daemon())

@@ -73,6 +73,9 @@ func (m nftablesExplainer) Explain(e *RuleEvent, x *Index) (Sentence, bool) {
 		return Sentence{}, false
 	}
 	text := e.Rule.Text
+	if set, ok := strings.CutPrefix(e.Chain, "@"); ok {
+		return m.element(set, text, x)
+	}
 	kind, port, endpoint, ofService := nftChain(e.Chain)
 	s := Sentence{Port: port}
 	if ofService {
@@ -335,4 +338,93 @@ func (nftablesExplainer) jump(e *RuleEvent, x *Index, s Sentence) Sentence {
 		s.Text = "to " + e.To
 	}
 	return s
+}
+
+// element explains an element of a set that Services share.
+func (nftablesExplainer) element(set, text string, x *Index) (Sentence, bool) {
+	key, value, _ := strings.Cut(text, " : ")
+	key, _, _ = strings.Cut(key, " comment ") // for people; the key says for certain whose it is
+	f := strings.Split(key, " . ")
+	var dst netip.AddrPort
+	proto, index := "", ""
+	number := func(s string) uint16 {
+		n, err := strconv.ParseUint(strings.TrimSpace(s), 10, 16)
+		if err != nil {
+			return 0
+		}
+		return uint16(n)
+	}
+	addr, _ := netip.ParseAddr(f[0])
+	switch {
+	case set == "hairpin-connections" && len(f) == 4:
+		s := Sentence{Text: fmt.Sprintf("the endpoint %s:%s runs on this node: what it sends to itself through a Service is masqueraded", f[0], f[3])}
+		dst = netip.AddrPortFrom(addr, number(f[3]))
+		for _, n := range x.portsOf(dst, f[2]) {
+			s.Port, s.Endpoint = n.String(), dst
+			who, objects := x.DescribeEndpoint(n, dst)
+			s.Text = fmt.Sprintf("the endpoint %s runs on this node: what it sends to itself through a Service is masqueraded", who)
+			s.Objects = append(serviceObject(s.Port), objects...)
+		}
+		return s, true
+	case set == "cluster-ips":
+		s := Sentence{Text: "a cluster IP"}
+		if n := x.serviceAt(addr); n != "" {
+			s.Text, s.Port, s.Objects = "the cluster IP of Service "+n, n, []string{"service/" + n}
+		}
+		return s, true
+	case set == "nodeport-ips":
+		return Sentence{Text: "nodePorts answer on this address"}, true
+	case strings.HasPrefix(set, "affinity-"):
+		_, port, endpoint, _ := nftChain(set)
+		return Sentence{Text: fmt.Sprintf("the client %s is sent to %s again", f[0], endpoint), Port: port, Endpoint: endpoint}, true
+	case len(f) == 2: // protocol and nodePort
+		proto = f[0]
+		for a := range x.nodeOf {
+			dst = netip.AddrPortFrom(a, number(f[1]))
+		}
+	case len(f) >= 3:
+		proto, dst = f[1], netip.AddrPortFrom(addr, number(f[2]))
+		if addr.IsUnspecified() {
+			for a := range x.nodeOf {
+				dst = netip.AddrPortFrom(a, dst.Port())
+			}
+		}
+		if len(f) == 4 {
+			index = f[3]
+		}
+	default:
+		return Sentence{}, false
+	}
+	n, kind, ok := x.Owner(dst, proto)
+	s := Sentence{}
+	what := fmt.Sprintf("%s/%s", dst, proto)
+	if kind == "nodePort" {
+		what = fmt.Sprintf("port %d/%s", dst.Port(), proto)
+	}
+	if _, port, _, of := nftChain(target(value)); !ok && of {
+		s.Port = port
+	} else if ok {
+		s.Port = n.String()
+	} else {
+		return Sentence{Text: "no Service has this now"}, true
+	}
+	s.Objects = serviceObject(s.Port)
+	switch {
+	case index != "":
+		host, port, _ := strings.Cut(value, " . ")
+		a, _ := netip.ParseAddr(strings.TrimSpace(host))
+		s.Endpoint = netip.AddrPortFrom(a, number(port))
+		who, objects := x.DescribeEndpoint(n, s.Endpoint)
+		s.Objects = append(s.Objects, objects...)
+		s.Text = fmt.Sprintf("endpoint number %s of %s (%s of %s): %s", index, serviceText(s.Port), kind, what, who)
+	case strings.HasPrefix(set, "no-endpoint") && strings.Contains(value, "drop"):
+		s.Text = fmt.Sprintf("%s is the %s of %s, which has no endpoint on this node and traffic policy Local: dropped", what, kind, serviceText(s.Port))
+	case strings.HasPrefix(set, "no-endpoint"):
+		s.Text = fmt.Sprintf("%s is the %s of %s, which has no endpoint that is ready: refused", what, kind, serviceText(s.Port))
+	case set == "firewall-ips":
+		s.Text = fmt.Sprintf("%s is the %s of %s, which limits who may use it", what, kind, serviceText(s.Port))
+	default:
+		s.Text = fmt.Sprintf("%s is the %s of %s", what, kind, serviceText(s.Port))
+	}
+	return s, true
 }

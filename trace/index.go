@@ -8,6 +8,7 @@ import (
 	"encoding/base32"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -348,4 +349,19 @@ func (x *Index) ports(port, proto string) []proxy.ServicePortName {
 		}
 	}
 	return nil
+}
+
+// portsOf are the Service ports that have an endpoint.
+func (x *Index) portsOf(a netip.AddrPort, proto string) []proxy.ServicePortName {
+	var out []proxy.ServicePortName
+	for _, s := range x.services {
+		for i := range s.Spec.Ports {
+			n := PortName(s, &s.Spec.Ports[i])
+			if _, ok := x.Endpoint(n, a); ok && strings.EqualFold(string(n.Protocol), proto) {
+				out = append(out, n)
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b proxy.ServicePortName) int { return strings.Compare(a.String(), b.String()) })
+	return out
 }

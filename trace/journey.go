@@ -261,6 +261,7 @@ func (j *journey) leg(leg Leg) {
 	}
 	v.leave()
 	if leg == Back {
+		v.home()
 		for _, p := range j.watch.places {
 			if len(j.queue[p]) > 0 {
 				v.enter(p)
@@ -269,6 +270,21 @@ func (j *journey) leg(leg Leg) {
 		}
 	}
 	j.end = v.end
+}
+
+// home tells what happens to an answer on the client's own node, between the device
+// and the socket: no hook of ours sees it.
+func (v *visit) home() {
+	h, to := v.end.header, v.trace.Target.Addr
+	if v.place != v.from || v.from.Kind != "node" || h == nil || h.proto == unix.IPPROTO_ICMP || v.end.left {
+		return
+	}
+	if h.src == to && h.dst == v.client.local {
+		return
+	}
+	v.add(&Step{Leg: Back, Kind: KindNAT, Place: v.place.Name, NAT: &NAT{Kind: "undo", From: h.src, To: to},
+		Text:     fmt.Sprintf("connection tracking undoes the translation: source %s → %s, destination %s → %s", h.src, to, h.dst, v.client.local),
+		Inferred: "from the addresses of the socket that got the answer"})
 }
 
 // crossings are the frames of one direction, each device once.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -200,23 +201,29 @@ func savedRules(ctx context.Context, run execx.Runner, tool, table, lock string)
 	return lines, nil
 }
 
-// list reads chains with nft.
+// list reads the tables of chains with nft, without what is in their named sets: of
+// several chains that are asked for at once, nft 1.0.6 finds only some.
 func (p *program) list(ctx context.Context, keys []chainKey) error {
-	var script strings.Builder
+	byHandle := map[listed]string{}
+	read := map[[2]string]bool{}
 	for _, k := range keys {
-		fmt.Fprintf(&script, "list chain %s %s %s\n", familyName(k.family), k.table, k.chain)
+		id := [2]string{familyName(k.family), k.table}
+		if read[id] {
+			continue
+		}
+		read[id] = true
+		out, err := p.exec.Run(ctx, execx.Cmd{Path: "nft", Args: []string{"-a", "-t", "list", "table", id[0], id[1]}})
+		if errors.Is(err, exec.ErrNotFound) {
+			p.note = "nft is not installed: rules are named by their handles"
+			return nil
+		}
+		if err != nil {
+			// The table may have gone meanwhile.
+			p.note = "rules could not be listed: " + err.Error()
+			continue
+		}
+		maps.Copy(byHandle, parseListing(string(out.Stdout)))
 	}
-	out, err := p.exec.Run(ctx, execx.Cmd{Path: "nft", Args: []string{"-a", "-f", "-"}, Stdin: []byte(script.String())})
-	if errors.Is(err, exec.ErrNotFound) {
-		p.note = "nft is not installed: rules are named by their handles"
-		return nil
-	}
-	if err != nil {
-		// A chain may have gone meanwhile.
-		p.note = "rules could not be listed: " + err.Error()
-		return nil
-	}
-	byHandle := parseListing(string(out.Stdout))
 	for _, k := range keys {
 		for i := range p.rules[k] {
 			r := &p.rules[k][i]
@@ -242,7 +249,7 @@ func parseListing(text string) map[listed]string {
 			family, table = f[1], f[2]
 			continue
 		}
-		if strings.HasPrefix(l, "chain ") || strings.HasPrefix(l, "type ") || l == "}" {
+		if l == "}" || slices.ContainsFunc([]string{"chain ", "set ", "map ", "type ", "comment ", "flags ", "size ", "timeout "}, func(p string) bool { return strings.HasPrefix(l, p) }) {
 			open = ""
 			continue
 		}

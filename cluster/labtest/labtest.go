@@ -157,6 +157,9 @@ func (l *Lab) showLog() {
 	l.t.Logf("the lab's log ends with:\n%s", strings.Join(lines[max(0, len(lines)-40):], "\n"))
 }
 
+// Cluster is the lab itself, for what has no method here.
+func (l *Lab) Cluster() *cluster.Lab { return l.lab }
+
 // Settle waits until every controller, node and proxy has caught up.
 func (l *Lab) Settle() {
 	l.t.Helper()

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"text/tabwriter"
@@ -12,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kplab/kplab/cluster"
+	"github.com/kplab/kplab/trace"
 )
 
 func newProxyCommand(g *globals) *cobra.Command {
@@ -65,10 +67,15 @@ func newProxyStatusCommand(g *globals) *cobra.Command {
 }
 
 func newProxyRulesCommand(g *globals) *cobra.Command {
-	var node, mode, layout, namespace string
+	var node, mode, layout, namespace, format string
+	var explain bool
 	cmd := &cobra.Command{
 		Use:   "rules [SERVICE]",
-		Short: "print the rules that a node's proxy wants in the kernel, in the tool's own words",
+		Short: "print the rules of a node's proxy, or of one Service, in the tool's own words",
+		Long: `Print the rules that a node's kernel has now, all of the Service proxy or those of
+one Service. With --mode they are not read back but rendered: what that mode would
+write for the same objects, whatever this kernel can do. --explain puts each line
+into a sentence and names the object that it comes from.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return usageError{fmt.Errorf("%s: unexpected argument %q", cmd.CommandPath(), args[1])}
@@ -76,29 +83,67 @@ func newProxyRulesCommand(g *globals) *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := checkOutput(format); err != nil {
+				return err
+			}
 			service := ""
 			if len(args) == 1 {
-				service = cluster.Qualify(namespace, args[0])
+				service = cluster.Qualify(namespace, strings.TrimPrefix(args[0], "svc/"))
 			}
 			c, err := cluster.Connect(g.name)
 			if err != nil {
 				return err
 			}
-			text, err := c.Rules(cmd.Context(), node, mode, layout, service)
+			s, err := c.Status(cmd.Context())
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprint(cmd.OutOrStdout(), text)
-			return err
+			if node == "" {
+				node = s.ControlPlane()
+			}
+			text := ""
+			if mode != "" || layout != "" || !readable(s.ProxyModes[node]) {
+				if text, err = c.Rules(cmd.Context(), node, mode, layout, service); err != nil {
+					return err
+				}
+				if !explain && format == "" {
+					_, err = fmt.Fprint(cmd.OutOrStdout(), text)
+					return err
+				}
+			}
+			lab, err := trace.Open(traceOptions(s))
+			if err != nil {
+				return err
+			}
+			defer lab.Close()
+			var p *trace.Program
+			if text != "" {
+				p, err = lab.Explained(cmd.Context(), node, cmp.Or(mode, s.ProxyModes[node]), service, text)
+			} else {
+				p, err = lab.Program(cmd.Context(), node, service)
+			}
+			if err != nil {
+				return err
+			}
+			if format == "json" {
+				return printJSON(cmd.OutOrStdout(), p)
+			}
+			return p.WriteText(cmd.OutOrStdout(), explain)
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&node, "node", "", "the node whose rules to print (default: the control plane)")
-	f.StringVar(&mode, "mode", "", "render in this mode instead of the running one")
-	f.StringVar(&layout, "nft-layout", "", "render in this layout of mode nftables")
+	f.StringVar(&mode, "mode", "", "render what this mode would write, instead of reading the kernel")
+	f.StringVar(&layout, "nft-layout", "", "render this layout of mode nftables")
 	f.StringVarP(&namespace, "namespace", "n", "default", "namespace of SERVICE")
+	f.BoolVar(&explain, "explain", false, "put each line into a sentence, and name the object that it comes from")
+	outputFlag(cmd, &format)
 	return cmd
 }
+
+// readable says whether the rules of a mode can be read back with the tools of
+// iptables and nft. Those of others are rendered.
+func readable(mode string) bool { return mode != "ipvs" && mode != "none" && mode != "" }
 
 func newProxySetCommand(g *globals) *cobra.Command {
 	var node, layout string
