@@ -107,6 +107,11 @@ func (p Place) resolve(paths Paths) (ns, resolvConf string, err error) {
 		if p.Where == node.OutsideNS || p.Where == node.FabricNS {
 			return p.Where, noResolver, nil
 		}
+		if faults, _ := readFaults(paths.FaultJournal()); slices.ContainsFunc(faults, func(f Fault) bool {
+			return f.Node == p.Where && (f.Kind == NodeStopped || f.Kind == NodeKilled)
+		}) {
+			return "", "", fmt.Errorf("node %s is off; `kplab node start %s%s` starts it", p.Where, p.Where, nameFlag(filepath.Base(paths.Runtime)))
+		}
 		return "", "", fmt.Errorf("no node is called %q; want one of %s, outside, or pod/[NAMESPACE/]NAME",
 			p.Where, strings.Join(nodesOf(names), ", "))
 	}

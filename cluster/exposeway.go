@@ -37,7 +37,7 @@ func (l *Lab) wayTo(r ExposeRequest) (way, error) {
 	}
 	w := way{ns: node.OutsideNS, from: node.OutsideNS, proto: cmp.Or(r.Proto, "tcp")}
 	if r.From != "" && r.From != node.OutsideNS {
-		if !slices.ContainsFunc(l.cfg.Nodes, func(n NodeConfig) bool { return n.Name == r.From }) {
+		if !slices.ContainsFunc(l.nodeConfigs(), func(n NodeConfig) bool { return n.Name == r.From }) {
 			return way{}, fmt.Errorf("enter at %q: want outside or the name of a node", r.From)
 		}
 		w.ns, w.from = node.NSName(r.From), r.From
@@ -60,7 +60,7 @@ func (l *Lab) wayTo(r ExposeRequest) (way, error) {
 // wayToAddress goes to an address, or to a node by its name.
 func (l *Lab) wayToAddress(w way, target string) (way, error) {
 	host, port, _ := strings.Cut(target, ":")
-	for _, n := range l.cfg.Nodes {
+	for _, n := range l.nodeConfigs() {
 		if n.Name == host {
 			target = n.Address.String() + ":" + port
 		}
@@ -79,7 +79,7 @@ func (w *way) place(l *Lab) string {
 	if w.from == node.OutsideNS {
 		return fmt.Sprintf("outside (%s)", l.cfg.Networking.Outside)
 	}
-	for _, n := range l.cfg.Nodes {
+	for _, n := range l.nodeConfigs() {
 		if n.Name == w.from {
 			return fmt.Sprintf("node %s (%s)", n.Name, n.Address)
 		}
@@ -160,7 +160,7 @@ func (l *Lab) entry(svc *corev1.Service) NodeConfig {
 		}
 		return 3
 	}
-	return slices.MinFunc(l.cfg.Nodes, func(a, b NodeConfig) int { return cmp.Compare(rank(a), rank(b)) })
+	return slices.MinFunc(l.nodeConfigs(), func(a, b NodeConfig) int { return cmp.Compare(rank(a), rank(b)) })
 }
 
 // servicePort finds a port by number or name; without one the Service must leave no

@@ -121,24 +121,33 @@ type faultJournal struct {
 // FaultJournal is the file with the faults that are in force.
 func (p Paths) FaultJournal() string { return filepath.Join(p.Runtime, "faults.json") }
 
-// loadFaults reads the journal. A damaged one is put aside: what it said is not known
-// any more, and the lab begins without faults.
-func loadFaults(path string) (list []Fault, found bool, damaged error) {
+// readFaults reads the journal; no file is an error that wraps os.ErrNotExist.
+func readFaults(path string) ([]Fault, error) {
 	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var j faultJournal
+	if err := json.Unmarshal(data, &j); err != nil {
+		return nil, err
+	}
+	for _, f := range j.Faults {
+		if err := f.check(); err != nil {
+			return nil, err
+		}
+	}
+	return j.Faults, nil
+}
+
+// loadFaults reads the journal for a lab that begins. A damaged one is put aside: what it
+// said is not known any more, and the lab begins without faults.
+func loadFaults(path string) (list []Fault, found bool, damaged error) {
+	list, err := readFaults(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, false, nil
 	}
-	var j faultJournal
 	if err == nil {
-		err = json.Unmarshal(data, &j)
-	}
-	for _, f := range j.Faults {
-		if err == nil {
-			err = f.check()
-		}
-	}
-	if err == nil {
-		return j.Faults, true, nil
+		return list, true, nil
 	}
 	err = fmt.Errorf("the journal of faults %s is damaged and was put aside: %w", path, err)
 	return nil, true, errors.Join(err, os.Rename(path, path+".damaged"))
@@ -273,6 +282,14 @@ func (l *Lab) ClearFaults(ctx context.Context, all bool, ids ...string) ([]Fault
 		}
 		return left, nil
 	})
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range cleared {
+		if f.Kind == NodeStopped || f.Kind == NodeKilled || f.Kind == NodePaused {
+			err = errors.Join(err, l.awaitNode(ctx, f.Node))
+		}
+	}
 	return cleared, err
 }
 

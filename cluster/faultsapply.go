@@ -23,7 +23,7 @@ import (
 // enforce makes everything as the list of faults says: broken where one is, right
 // where none is. Doing it twice changes nothing. Callers hold faults.changing.
 func (l *Lab) enforce(ctx context.Context) error {
-	errs := []error{l.enforceLinks()}
+	errs := []error{l.enforceNodes(ctx), l.enforceLinks()}
 	servers := l.dnsServers()
 	for name, s := range l.running() {
 		errs = append(errs, l.enforceNode(ctx, name, s, servers))

@@ -54,6 +54,20 @@ func (l *Lab) serveFaults(mux *http.ServeMux) {
 		cleared, err := l.ClearFaults(r.Context(), q.Get("all") != "", q["id"]...)
 		answer(w, cleared, err)
 	})
+	mux.HandleFunc("POST /nodes", func(w http.ResponseWriter, r *http.Request) {
+		var n NodeConfig
+		err := json.Unmarshal([]byte(r.URL.Query().Get("node")), &n)
+		if err == nil {
+			n, err = l.AddNode(r.Context(), n)
+		}
+		answer(w, n, err)
+	})
+	mux.HandleFunc("DELETE /nodes", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, struct{}{}, l.RemoveNode(r.Context(), r.URL.Query().Get("name")))
+	})
+	mux.HandleFunc("POST /nodes/{action}", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, struct{}{}, l.ActOnNode(r.Context(), r.URL.Query().Get("name"), NodeAction(r.PathValue("action"))))
+	})
 	mux.HandleFunc("GET /links", func(w http.ResponseWriter, r *http.Request) {
 		links, err := l.Links()
 		answer(w, links, err)
@@ -97,6 +111,22 @@ func (c *Client) ClearFaults(ctx context.Context, all bool, ids ...string) ([]Fa
 	}
 	var cleared []Fault
 	return cleared, c.call(ctx, http.MethodDelete, "/faults?"+q.Encode(), &cleared)
+}
+
+// AddNode adds a node, as [Lab.AddNode] does.
+func (c *Client) AddNode(ctx context.Context, n NodeConfig) (NodeConfig, error) {
+	var made NodeConfig
+	return made, c.callWith(ctx, http.MethodPost, "/nodes", url.Values{}, "node", n, &made)
+}
+
+// RemoveNode takes a node away for good, as [Lab.RemoveNode] does.
+func (c *Client) RemoveNode(ctx context.Context, name string) error {
+	return c.call(ctx, http.MethodDelete, "/nodes?"+url.Values{"name": {name}}.Encode(), nil)
+}
+
+// ActOnNode does something to a node, as [Lab.ActOnNode] does.
+func (c *Client) ActOnNode(ctx context.Context, name string, action NodeAction) error {
+	return c.call(ctx, http.MethodPost, "/nodes/"+string(action)+"?"+url.Values{"name": {name}}.Encode(), nil)
 }
 
 // Links asks for the state of the links.

@@ -42,9 +42,9 @@ func (g *group) run(name string, fn func(context.Context) error) {
 	})
 }
 
-// runApart is run for a function that can be ended before the others: end tells it to
-// stop and waits until it has.
-func (g *group) runApart(name string, fn func(context.Context) error) (end func()) {
+// runApart is run for a function that can be ended before the others: cancel tells it to
+// stop, and end waits until it has.
+func (g *group) runApart(name string, fn func(context.Context) error) (cancel, end func()) {
 	ctx, cancel := context.WithCancel(g.ctx)
 	done := make(chan struct{})
 	g.run(name, func(context.Context) error {
@@ -55,7 +55,7 @@ func (g *group) runApart(name string, fn func(context.Context) error) (end func(
 		}
 		return err
 	})
-	return func() {
+	return cancel, func() {
 		cancel()
 		<-done
 	}

@@ -47,6 +47,7 @@ type Lab struct {
 	// and the nodes and proxy settings in cfg, which that changes.
 	setProxyMu, proxyMu sync.Mutex
 	stations            map[string]*station     // the nodes that run, by name
+	cleared             map[string]bool         // the nodes that are off and of which nothing is left; setProxyMu's
 	proxies             map[string]*proxy.Proxy // by node
 	modes               map[string]proxy.Mode   // by node
 	features            *iptables.Features      // nil when nobody has looked
@@ -92,7 +93,7 @@ func Start(ctx context.Context, cfg Config, paths Paths, log *slog.Logger, progr
 	if progress == nil {
 		progress = func(Event) {}
 	}
-	l := &Lab{cfg: cfg, paths: paths, log: log, since: time.Now(), stations: map[string]*station{}, proxies: map[string]*proxy.Proxy{}, modes: map[string]proxy.Mode{}, ipvsFeatures: map[string]*ipvs.Features{}, controllersAPI: &apiGate{}}
+	l := &Lab{cfg: cfg, paths: paths, log: log, since: time.Now(), stations: map[string]*station{}, cleared: map[string]bool{}, proxies: map[string]*proxy.Proxy{}, modes: map[string]proxy.Mode{}, ipvsFeatures: map[string]*ipvs.Features{}, controllersAPI: &apiGate{}}
 	ready, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready after %s", readyTimeout))
 	defer cancel()
 	for _, s := range l.steps() {

@@ -80,11 +80,7 @@ func (l *Lab) fabricConfig() node.FabricConfig {
 		Runtime: l.runtime, Subnet: n.NodeSubnet, Outside: n.Outside, MTU: n.MTU, Overlay: node.Overlay(n.Overlay),
 		SecondarySubnet: n.Secondary.NodeSubnet, SecondaryOutside: n.Secondary.Outside,
 	}
-	for _, c := range l.cfg.Nodes {
-		cfg.Nodes = append(cfg.Nodes, node.Peer{
-			Name: c.Name, IP: c.Address, PodCIDR: c.PodCIDR, SecondaryIP: c.Secondary.Address, SecondaryPodCIDR: c.Secondary.PodCIDR,
-		})
-	}
+	cfg.Nodes = l.peers()
 	return cfg
 }
 
@@ -330,6 +326,9 @@ func paced(cfg *rest.Config) *rest.Config {
 // startNodes makes each node's kubelet.
 func (l *Lab) startNodes(context.Context) (string, error) {
 	for _, n := range l.cfg.Nodes {
+		if _, off := l.off(n.Name); off {
+			continue
+		}
 		if err := l.startNode(n); err != nil {
 			return "", err
 		}
@@ -353,7 +352,7 @@ func (l *Lab) startNode(n NodeConfig) error {
 	l.proxyMu.Lock()
 	l.stations[n.Name] = s
 	l.proxyMu.Unlock()
-	s.ends = append(s.ends, l.loops.runApart("node "+n.Name, s.node.Run))
+	s.runs(l.loops.runApart("node "+n.Name, s.node.Run))
 	return nil
 }
 
@@ -391,7 +390,7 @@ func (l *Lab) nodeConfig(n NodeConfig, s *station) (node.Config, error) {
 		Runtime:      l.runtime,
 		Fabric:       l.fabric,
 		StateDir:     l.nodeStateDir(n.Name),
-		RuntimeDir:   filepath.Join(l.paths.Runtime, "nodes", n.Name),
+		RuntimeDir:   l.nodeRuntimeDir(n.Name),
 		KubeletTLS: &tls.Config{
 			Certificates: []tls.Certificate{cert},
 			ClientAuth:   tls.RequireAndVerifyClientCert,

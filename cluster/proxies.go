@@ -25,6 +25,9 @@ import (
 func (l *Lab) startProxies(ctx context.Context) (string, error) {
 	var said []string
 	for _, n := range l.cfg.Nodes {
+		if _, off := l.off(n.Name); off {
+			continue
+		}
 		if err := l.startProxy(ctx, n); err != nil {
 			return "", err
 		}
@@ -76,7 +79,7 @@ func (l *Lab) startProxy(ctx context.Context, n NodeConfig) error {
 	s := l.stations[n.Name]
 	s.proxy = p
 	l.proxyMu.Unlock()
-	s.ends = append(s.ends, l.loops.runApart("proxy of node "+n.Name, p.Run))
+	s.runs(l.loops.runApart("proxy of node "+n.Name, p.Run))
 	l.announce(n.Name, mode)
 	return nil
 }
@@ -132,7 +135,7 @@ func (l *Lab) newMode(ctx context.Context, nodeName string, want ProxyConfig) (p
 		NetNS:           ns,
 		Features:        l.features,
 		LockFile:        l.paths.XtablesLock(node.NSName(nodeName)),
-		Journal:         filepath.Join(l.paths.Runtime, "nodes", nodeName, "proxy.json"),
+		Journal:         filepath.Join(l.nodeRuntimeDir(nodeName), "proxy.json"),
 		NFTLayout:       nftables.Layout(want.NFTLayout),
 		NFTProbed:       l.nftProbed,
 		UserspaceProbed: l.userspaceProbed,
@@ -190,11 +193,18 @@ func (l *Lab) SetProxy(ctx context.Context, nodeName string, want ProxyConfig) e
 		if nodeName != "" && n.Name != nodeName {
 			continue
 		}
+		p := l.proxyOf(n.Name)
+		if p == nil {
+			// It is off, and starts in the new mode.
+			l.proxyMu.Lock()
+			l.cfg.Nodes[i].Proxy = want
+			l.proxyMu.Unlock()
+			continue
+		}
 		mode, err := l.newMode(ctx, n.Name, want)
 		if err != nil {
 			return err
 		}
-		p := l.proxyOf(n.Name)
 		err = l.loops.await(ctx, func(ctx context.Context) error {
 			return p.Switch(ctx, mode, nodePortAddresses(want.Mode))
 		})

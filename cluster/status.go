@@ -39,8 +39,10 @@ type Status struct {
 
 // NodeStatus is one node's line of Status.
 type NodeStatus struct {
-	Name    string `json:"name"`
-	Role    Role   `json:"role"`
+	Name string `json:"name"`
+	Role Role   `json:"role"`
+	// State is running, paused, stopped or killed.
+	State   string `json:"state"`
 	Address string `json:"address"`
 	PodCIDR string `json:"podCIDR"`
 	// Addresses and PodCIDRs are those of each IP family, Address and PodCIDR the
@@ -100,32 +102,13 @@ func (l *Lab) Status() Status {
 		s.FaultsError = err.Error()
 	}
 	for _, n := range l.nodeConfigs() {
-		p := l.proxyOf(n.Name)
-		st := p.Status()
-		ps := ProxyStatus{Mode: st.Mode, Synced: st.Applied}
-		if mode, _ := l.modeOf(n); mode != nil {
-			if nft, ok := mode.(*nftables.Mode); ok {
-				ps.Layout = string(nft.Layout())
-			}
-		}
-		if st.Err != nil {
-			ps.Error = st.Err.Error()
-		}
-		if f, held := l.holderOf(n.Name); held {
-			ps.Held = f.ID
-		}
-		if snap := p.Current(); snap != nil {
-			ps.Services = len(snap.Services)
-			for _, n := range snap.Endpoints {
-				ps.Endpoints += n
-			}
-		}
-		s.ProxyModes[n.Name] = st.Mode
-		s.Nodes = append(s.Nodes, NodeStatus{
-			Name: n.Name, Role: n.Role, Address: n.Address.String(), PodCIDR: n.PodCIDR.String(),
+		st := NodeStatus{
+			Name: n.Name, Role: n.Role, State: l.nodeState(n.Name), Address: n.Address.String(), PodCIDR: n.PodCIDR.String(),
 			Addresses: texts(l.cfg.addressesOf(n)), PodCIDRs: texts(l.cfg.podCIDRsOf(n)),
-			Ready: l.nodeReady(n.Name), Pods: pods[n.Name], Proxy: ps,
-		})
+			Ready: l.nodeReady(n.Name), Pods: pods[n.Name], Proxy: l.proxyStatus(n),
+		}
+		s.ProxyModes[n.Name] = st.Proxy.Mode
+		s.Nodes = append(s.Nodes, st)
 	}
 	return s
 }
@@ -136,6 +119,34 @@ func texts[T fmt.Stringer](all []T) (out []string) {
 		out = append(out, v.String())
 	}
 	return out
+}
+
+// proxyStatus returns how the proxy of a node is.
+func (l *Lab) proxyStatus(n NodeConfig) ProxyStatus {
+	p := l.proxyOf(n.Name)
+	if p == nil {
+		return ProxyStatus{Mode: l.cfg.ProxyOf(n).Mode}
+	}
+	st := p.Status()
+	ps := ProxyStatus{Mode: st.Mode, Synced: st.Applied}
+	if mode, _ := l.modeOf(n); mode != nil {
+		if nft, ok := mode.(*nftables.Mode); ok {
+			ps.Layout = string(nft.Layout())
+		}
+	}
+	if st.Err != nil {
+		ps.Error = st.Err.Error()
+	}
+	if f, held := l.holderOf(n.Name); held {
+		ps.Held = f.ID
+	}
+	if snap := p.Current(); snap != nil {
+		ps.Services = len(snap.Services)
+		for _, n := range snap.Endpoints {
+			ps.Endpoints += n
+		}
+	}
+	return ps
 }
 
 // Rules renders what the proxy of a node ("" is the control plane) wants in the

@@ -49,6 +49,8 @@ type Peer struct {
 	// values mean that there is one family.
 	SecondaryIP      netip.Addr
 	SecondaryPodCIDR netip.Prefix
+	// Off leaves the node without a link for now.
+	Off bool
 }
 
 // mac is the hardware address of the node's link.
@@ -102,7 +104,7 @@ type Fabric struct {
 	conn   *rtnl.Conn
 	bridge int
 
-	mu      sync.Mutex
+	mu      sync.Mutex // guards the fields below and cfg.Nodes
 	members map[string]*Member
 }
 
@@ -125,11 +127,7 @@ func NewFabric(ctx context.Context, cfg FabricConfig) (*Fabric, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	cfg.Nodes = slices.Clone(cfg.Nodes)
-	for i := range cfg.Nodes {
-		cfg.Nodes[i].PodCIDR = cfg.Nodes[i].PodCIDR.Masked()
-		cfg.Nodes[i].SecondaryPodCIDR = cfg.Nodes[i].SecondaryPodCIDR.Masked()
-	}
+	cfg.Nodes = masked(cfg.Nodes)
 	ns, err := cfg.Runtime.CreateNetNS(FabricNS)
 	if err != nil {
 		return nil, fmt.Errorf("make the fabric's namespace: %w", err)
@@ -160,6 +158,9 @@ func NewFabric(ctx context.Context, cfg FabricConfig) (*Fabric, error) {
 	var all errgroup.Group
 	all.SetLimit(2)
 	for _, p := range cfg.Nodes {
+		if p.Off {
+			continue
+		}
 		all.Go(func() error { _, err := f.attachNode(ctx, p); return err })
 	}
 	if cfg.Outside.IsValid() {
@@ -177,7 +178,7 @@ func NewFabric(ctx context.Context, cfg FabricConfig) (*Fabric, error) {
 // attachNode joins a node, with the way to all others.
 func (f *Fabric) attachNode(ctx context.Context, node Peer) (*Member, error) {
 	var others []Peer
-	for _, p := range f.cfg.Nodes {
+	for _, p := range f.Nodes() {
 		if p.Name != node.Name {
 			others = append(others, p)
 		}
@@ -211,9 +212,10 @@ func (f *Fabric) attachNode(ctx context.Context, node Peer) (*Member, error) {
 // no rule translates ends there in silence, as on a cluster's own router.
 func (f *Fabric) router() Peer {
 	r := Peer{Name: "router"}
-	r.IP, r.PodCIDR = f.cfg.free(f.cfg.Subnet)
-	if f.cfg.SecondarySubnet.IsValid() {
-		r.SecondaryIP, r.SecondaryPodCIDR = f.cfg.free(f.cfg.SecondarySubnet)
+	cfg := f.config()
+	r.IP, r.PodCIDR = cfg.free(cfg.Subnet)
+	if cfg.SecondarySubnet.IsValid() {
+		r.SecondaryIP, r.SecondaryPodCIDR = cfg.free(cfg.SecondarySubnet)
 	}
 	return r
 }
@@ -276,8 +278,56 @@ func (f *Fabric) Close() error {
 	return errors.Join(errs...)
 }
 
-// Nodes returns the nodes of the configuration.
-func (f *Fabric) Nodes() []Peer { return f.cfg.Nodes }
+// Nodes returns the nodes that the fabric knows of: those of the configuration, or what
+// SetNodes put in their place.
+func (f *Fabric) Nodes() []Peer { return f.config().Nodes }
+
+// SetNodes changes which nodes the fabric knows of. It joins and parts none.
+func (f *Fabric) SetNodes(nodes []Peer) {
+	nodes = masked(nodes)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cfg.Nodes = nodes
+}
+
+// config returns the configuration as it is now.
+func (f *Fabric) config() FabricConfig {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.cfg
+}
+
+// masked returns the peers with their ranges as the kernel keeps them.
+func masked(nodes []Peer) []Peer {
+	nodes = slices.Clone(nodes)
+	for i := range nodes {
+		nodes[i].PodCIDR = nodes[i].PodCIDR.Masked()
+		nodes[i].SecondaryPodCIDR = nodes[i].SecondaryPodCIDR.Masked()
+	}
+	return nodes
+}
+
+// Detach cuts the link of a node: what the node had is gone with it. A node that is
+// not attached is success.
+func (f *Fabric) Detach(node string) error {
+	name := NSName(node)
+	var port rtnl.Link
+	err := f.conn.Do(new(rtnl.Batch).GetLink(portName(name), &port).Tolerate(unix.ENODEV))
+	if err == nil && port.Index != 0 {
+		err = f.conn.Do(new(rtnl.Batch).DelLink(port.Index).Tolerate(unix.ENODEV))
+	}
+	f.mu.Lock()
+	m := f.members[name]
+	delete(f.members, name)
+	f.mu.Unlock()
+	if m != nil {
+		err = errors.Join(err, m.Conn.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("cut the link of node %s: %w", node, err)
+	}
+	return nil
+}
 
 // Member returns a namespace that this process has attached; nil when it has not.
 func (f *Fabric) Member(name string) *Member {

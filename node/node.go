@@ -51,6 +51,8 @@ type Node struct {
 
 	nodes       cache.SharedIndexInformer
 	nodesSynced cache.InformerSynced
+	nodesHandle cache.ResourceEventHandlerRegistration
+	nodesFrom   string // the revision that the handler began with
 	heals       *pace.Runner
 	statuses    *pace.Runner
 	witness     *settle.Witness
@@ -105,13 +107,14 @@ func New(cfg Config) (*Node, error) {
 		}
 		n.witness.Observe("nodes", m.GetResourceVersion())
 	}
+	n.nodesFrom = n.nodes.LastSyncResourceVersion()
 	reg, err := n.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: on, UpdateFunc: func(_, obj any) { on(obj) }, DeleteFunc: on,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("listen to nodes: %w", err)
 	}
-	n.nodesSynced = reg.HasSynced
+	n.nodesSynced, n.nodesHandle = reg.HasSynced, reg
 	// An event that cannot be written any more (the API stops before the nodes do) is
 	// no news for the person in front of the terminal.
 	n.events = record.NewBroadcaster(record.WithContext(klog.NewContext(context.Background(), logr.Discard())))
@@ -264,6 +267,7 @@ func (n *Node) Run(ctx context.Context) error {
 		what string
 		run  func(context.Context) error
 	}{
+		{"listen to nodes", n.listen},
 		{"keep the routes", n.heals.Run},
 		{"watch the kernel", func(ctx context.Context) error { return rtnl.Watch(ctx, n.member.NS, n.heals.Kick) }},
 		{"keep the Node object", n.statuses.Run},
@@ -297,6 +301,16 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 	wg.Wait()
 	return errors.Join(append(errs, n.Close())...)
+}
+
+// listen ends the subscription to nodes with ctx: the informers may go on without this
+// node. A node that begins later than they tells its witness where it came in.
+func (n *Node) listen(ctx context.Context) error {
+	if cache.WaitForCacheSync(ctx.Done(), n.nodesSynced) {
+		n.witness.Observe("nodes", n.nodesFrom)
+	}
+	<-ctx.Done()
+	return n.nodes.RemoveEventHandler(n.nodesHandle)
 }
 
 // kernelVersion returns what `uname -r` prints.

@@ -111,6 +111,7 @@ type Proxy struct {
 	runner  *pace.Runner
 	witness *settle.Witness
 	synced  []cache.InformerSynced
+	listens []listening
 
 	mu      sync.Mutex // guards the fields below
 	decider *Decider
@@ -203,6 +204,9 @@ func (p *Proxy) subscribe() error {
 				p.witness.Observe(resource, m.GetResourceVersion())
 			}
 		}
+		// A proxy that begins later than the informers gets what they have; what was
+		// deleted before no event will tell.
+		from := informer.LastSyncResourceVersion()
 		reg, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(obj any) { handle(obj, set) },
 			UpdateFunc: func(_, obj any) { handle(obj, set) },
@@ -213,6 +217,7 @@ func (p *Proxy) subscribe() error {
 		}
 		p.witness.Observe(resource, "0")
 		p.synced = append(p.synced, reg.HasSynced)
+		p.listens = append(p.listens, listening{informer, reg, resource, from})
 		return nil
 	}
 	core := p.cfg.Informers.Core().V1()
@@ -249,6 +254,23 @@ func triggerTime(obj any) time.Time {
 		return time.Time{}
 	}
 	return at
+}
+
+// listening is one subscription to an informer, and the revision that it began with.
+type listening struct {
+	informer cache.SharedIndexInformer
+	handle   cache.ResourceEventHandlerRegistration
+	resource string
+	from     string
+}
+
+// unlisten ends the subscriptions: the informers may go on without this proxy.
+func (p *Proxy) unlisten() {
+	for _, l := range p.listens {
+		if err := l.informer.RemoveEventHandler(l.handle); err != nil {
+			p.log.Warn("the proxy still listens", "to", l.resource, "error", err)
+		}
+	}
 }
 
 // setNode takes what matters from the node's own object and reports whether it
@@ -306,11 +328,15 @@ func (p *Proxy) Status() Status {
 // proxy restarts, and Mode.Cleanup removes them when they are not wanted. It
 // returns nil when ctx ended, and an error when the mode cannot work here.
 func (p *Proxy) Run(ctx context.Context) error {
+	defer p.unlisten()
 	if err := p.cfg.Mode.Probe(ctx); err != nil {
 		return fmt.Errorf("proxy of node %s: mode %s: %w", p.cfg.NodeName, p.cfg.Mode.Name(), err)
 	}
 	if !cache.WaitForCacheSync(ctx.Done(), p.synced...) {
 		return nil
+	}
+	for _, l := range p.listens {
+		p.witness.Observe(l.resource, l.from)
 	}
 	p.checked = p.clock.Now()
 	p.log.Info(usingMode(p.cfg.Mode))

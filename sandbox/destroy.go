@@ -82,19 +82,22 @@ func killRecorded(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	guests, err := inhabitants(dir)
+	names, err := PinnedNames(dir)
+	if err != nil {
+		return err
+	}
+	guests, err := inhabitants(dir, names)
 	if err != nil {
 		return err
 	}
 	return killAll(ctx, guests)
 }
 
-// inhabitants returns the processes whose network namespace is one of the lab's.
-// This process is never one of them.
-func inhabitants(dir string) ([]reexec.ID, error) {
-	names, err := PinnedNames(dir)
-	if err != nil || len(names) == 0 {
-		return nil, err
+// inhabitants returns the processes whose network namespace is one of those of the lab
+// that have these names. This process is never one of them.
+func inhabitants(dir string, names []string) ([]reexec.ID, error) {
+	if len(names) == 0 {
+		return nil, nil
 	}
 	type place struct{ dev, ino uint64 }
 	ours := make(map[place]bool, len(names))

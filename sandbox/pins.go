@@ -3,6 +3,7 @@
 package sandbox
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -82,6 +83,31 @@ func (r *Runtime) NetNS(name string) (*netns.NS, error) {
 	}
 	defer r.busy.lock(name)()
 	return r.lookNetNS(name)
+}
+
+// RemoveNetNS ends every process in the network namespace name, which is none of a
+// pod's, and lets go of it: with the last socket in it the kernel takes it apart. No
+// namespace by that name is success.
+func (r *Runtime) RemoveNetNS(ctx context.Context, name string) error {
+	if err := checkName("network namespace", name); err != nil {
+		return err
+	}
+	defer r.busy.lock(name)()
+	guests, err := inhabitants(r.dir, []string{name})
+	if err != nil {
+		return fmt.Errorf("look who is in network namespace %s: %w", name, err)
+	}
+	if err := killAll(ctx, guests); err != nil {
+		return fmt.Errorf("end who is in network namespace %s: %w", name, err)
+	}
+	r.mu.Lock()
+	ns := r.spaces[name]
+	delete(r.spaces, name)
+	r.mu.Unlock()
+	if ns != nil {
+		err = ns.Close()
+	}
+	return errors.Join(err, unpin(NetNSPath(r.dir, name)))
 }
 
 // lookNetNS finds an open handle or opens the pin.

@@ -59,6 +59,7 @@ that writes real kernel rules. No Docker, no images, no network needed.
 		newShellCommand(g),
 		newSettleCommand(g),
 		newProxyCommand(g),
+		newNodeCommand(g),
 		newLinkCommand(g),
 		newFaultCommand(g),
 		newLBCommand(g),

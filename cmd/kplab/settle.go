@@ -52,6 +52,10 @@ func sayHeld(cmd *cobra.Command, c *cluster.Client) error {
 		return err
 	}
 	for _, n := range s.Nodes {
+		if n.State == "paused" {
+			fmt.Fprintf(cmd.ErrOrStderr(), "not waited for: node %s, which is paused\n", n.Name)
+			continue
+		}
 		if n.Proxy.Held != "" {
 			fmt.Fprintf(cmd.ErrOrStderr(), "not waited for: the proxy of %s, held by fault %s\n", n.Name, n.Proxy.Held)
 		}

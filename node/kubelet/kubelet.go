@@ -99,6 +99,7 @@ type Kubelet struct {
 	configMaps  corelisters.ConfigMapLister
 	secrets     corelisters.SecretLister
 	synced      []cache.InformerSynced
+	listens     []listening
 	queue       workqueue.TypedDelayingInterface[types.UID]
 	statusQueue workqueue.TypedRateLimitingInterface[types.UID]
 	witness     *settle.Witness
@@ -175,6 +176,9 @@ func (k *Kubelet) listen(informer cache.SharedIndexInformer, resource string, ha
 			k.witness.Observe(resource, m.GetResourceVersion())
 		}
 	}
+	// A kubelet that begins later than the informers gets what they have; what was
+	// deleted before no event will tell.
+	from := informer.LastSyncResourceVersion()
 	reg, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { event(obj, false) },
 		UpdateFunc: func(_, obj any) { event(obj, false) },
@@ -184,7 +188,25 @@ func (k *Kubelet) listen(informer cache.SharedIndexInformer, resource string, ha
 		return fmt.Errorf("listen to %s: %w", resource, err)
 	}
 	k.synced = append(k.synced, reg.HasSynced)
+	k.listens = append(k.listens, listening{informer, reg, resource, from})
 	return nil
+}
+
+// listening is one subscription to an informer, and the revision that it began with.
+type listening struct {
+	informer cache.SharedIndexInformer
+	handle   cache.ResourceEventHandlerRegistration
+	resource string
+	from     string
+}
+
+// unlisten ends the subscriptions: the informers may go on without this kubelet.
+func (k *Kubelet) unlisten() {
+	for _, l := range k.listens {
+		if err := l.informer.RemoveEventHandler(l.handle); err != nil {
+			k.log.Warn("the kubelet still listens", "to", l.resource, "error", err)
+		}
+	}
 }
 
 // Witness tells how far the kubelet has come. Probes and back-offs that wait for
@@ -274,9 +296,13 @@ func (k *Kubelet) find(namespace, name string) *pod {
 // stay for the next start.
 func (k *Kubelet) Run(ctx context.Context) error {
 	defer k.work.Wait()
+	defer k.unlisten()
 	defer k.stop()
 	if !cache.WaitForCacheSync(ctx.Done(), k.synced...) {
 		return nil
+	}
+	for _, l := range k.listens {
+		k.witness.Observe(l.resource, l.from)
 	}
 	if err := k.adopt(ctx); err != nil {
 		return err
