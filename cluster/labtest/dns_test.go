@@ -81,8 +81,9 @@ func TestDNSRows(t *testing.T) {
 		}
 		return p.Status.PodIP
 	}
-	nettest.Until(t, 60*time.Second, "a pod is ready", func() bool {
-		return strings.Contains(lab.Exec("pod/good", "dig", "@10.96.0.10", "+short", "set.default.svc.cluster.local"), ip("good"))
+	nettest.Until(t, 90*time.Second, "a pod is ready, and DNS", func() bool {
+		out, err := lab.TryExec("pod/good", "dig", "@10.96.0.10", "+tries=1", "+time=2", "+short", "set.default.svc.cluster.local")
+		return err == nil && strings.Contains(out, ip("good"))
 	})
 	good, bad := ip("good"), ip("bad")
 	dash := strings.ReplaceAll(good, ".", "-")
