@@ -249,6 +249,12 @@ func (nftablesExplainer) dnat(e *RuleEvent, x *Index, s Sentence) Sentence {
 		for i := range of {
 			if t, ok := targets[i]; ok {
 				all = append(all, describe(x, s.Port, t))
+				for _, n := range x.portsOf(t, dnatProtocol(e.Rule.Text)) {
+					if n.String() == s.Port {
+						_, objects := x.DescribeEndpoint(n, t)
+						s.Objects = append(s.Objects, objects...)
+					}
+				}
 			}
 		}
 		s.Text = fmt.Sprintf("a number below %d is drawn, and the destination becomes the endpoint with it", of)
@@ -291,6 +297,13 @@ func (nftablesExplainer) dnat(e *RuleEvent, x *Index, s Sentence) Sentence {
 		s.Inferred = "what was drawn: from the packet's destination behind the rule"
 	}
 	return s
+}
+
+// dnatProtocol is the protocol that a rule with a translation matches.
+func dnatProtocol(text string) string {
+	_, rest, _ := strings.Cut(text, "l4proto ")
+	proto, _, _ := strings.Cut(rest, " ")
+	return proto
 }
 
 func describe(x *Index, port string, a netip.AddrPort) string {

@@ -3,9 +3,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,7 +19,7 @@ import (
 func newTraceCommand(g *globals) *cobra.Command {
 	var r trace.Request
 	var reply, all bool
-	var format string
+	var format, compare string
 	cmd := &cobra.Command{
 		Use:   "trace FROM TO",
 		Short: "send one real request and tell what the kernel did with it",
@@ -45,10 +47,13 @@ Exit code 0 means that the request was answered, 1 that it was not.`,
 			if r.Count < 1 {
 				return usageError{fmt.Errorf("count %d: want at least 1", r.Count)}
 			}
-			if format != "" && format != "text" && format != "json" {
-				return usageError{fmt.Errorf("output format %q: want text or json", format)}
+			if format != "" && format != "text" && format != "json" && format != "svg" {
+				return usageError{fmt.Errorf("output format %q: want text, json or svg", format)}
 			}
 			r.From, r.To = args[0], args[1]
+			if compare != "" {
+				return compareModes(cmd, g, r, compare, format)
+			}
 			lab, err := openTrace(cmd, g)
 			if err != nil {
 				return err
@@ -60,9 +65,12 @@ Exit code 0 means that the request was answered, 1 that it was not.`,
 			} else if err != nil {
 				return err
 			}
-			if format == "json" {
+			switch format {
+			case "json":
 				err = printJSON(cmd.OutOrStdout(), rep)
-			} else {
+			case "svg":
+				err = lab.WriteSVG(cmd.Context(), cmd.OutOrStdout(), rep)
+			default:
 				err = rep.WriteText(cmd.OutOrStdout(), trace.TextOptions{Reply: reply, All: all})
 			}
 			if err == nil && !rep.OK() {
@@ -78,7 +86,8 @@ Exit code 0 means that the request was answered, 1 that it was not.`,
 	f.BoolVar(&all, "all", false, "tell every event, also of chains in which nothing was decided")
 	f.DurationVar(&r.Timeout, "timeout", 3*time.Second, "how long a request may take")
 	f.StringVarP(&r.Namespace, "namespace", "n", "default", "namespace of pods and Services that are named without one")
-	f.StringVarP(&format, "output", "o", "", "output format: text or json")
+	f.StringVarP(&format, "output", "o", "", "output format: text, json or svg")
+	f.StringVar(&compare, "compare", "", "two proxy modes, as in iptables,nftables: trace in each, and lay both side by side")
 	return cmd
 }
 
@@ -102,4 +111,71 @@ func traceOptions(s cluster.Status) trace.Options {
 		o.Nodes = append(o.Nodes, t)
 	}
 	return o
+}
+
+// compareModes traces the same request in two modes. The nodes are switched to each
+// in turn and then back, which no connection notices.
+func compareModes(cmd *cobra.Command, g *globals, r trace.Request, modes, format string) (err error) {
+	left, right, ok := strings.Cut(modes, ",")
+	if !ok || left == "" || right == "" || strings.Contains(right, ",") {
+		return usageError{fmt.Errorf("--compare %q: want two modes, as in iptables,nftables or iptables,nftables/compact", modes)}
+	}
+	if format == "svg" {
+		return usageError{errors.New("--compare has no picture: want text or json")}
+	}
+	ctx := cmd.Context()
+	c, err := cluster.Connect(g.name)
+	if err != nil {
+		return err
+	}
+	before, err := c.Status(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, restoreModes(context.WithoutCancel(ctx), c, before)) }()
+	var reports []*trace.Report
+	for _, m := range []string{left, right} {
+		mode, layout, _ := strings.Cut(m, "/")
+		if err := c.SetProxy(ctx, "", cluster.ProxyConfig{Mode: mode, NFTLayout: layout}); err != nil {
+			return err
+		}
+		if err := c.Settle(ctx, 0); err != nil {
+			return err
+		}
+		lab, err := openTrace(cmd, g)
+		if err != nil {
+			return err
+		}
+		rep, err := lab.Run(ctx, r)
+		lab.Close()
+		if bad := (*trace.TargetError)(nil); errors.As(err, &bad) {
+			return usageError{err}
+		} else if err != nil {
+			return err
+		}
+		reports = append(reports, rep)
+	}
+	if format == "json" {
+		return printJSON(cmd.OutOrStdout(), reports)
+	}
+	return trace.WriteComparison(cmd.OutOrStdout(), reports[0], reports[1], 0)
+}
+
+// restoreModes gives every node the mode that it had: all at once where they had one.
+func restoreModes(ctx context.Context, c *cluster.Client, s cluster.Status) error {
+	had := map[cluster.ProxyConfig][]string{}
+	for _, n := range s.Nodes {
+		p := cluster.ProxyConfig{Mode: n.Proxy.Mode, NFTLayout: n.Proxy.Layout}
+		had[p] = append(had[p], n.Name)
+	}
+	var errs []error
+	for p, nodes := range had {
+		if len(had) == 1 {
+			nodes = []string{""}
+		}
+		for _, n := range nodes {
+			errs = append(errs, c.SetProxy(ctx, n, p))
+		}
+	}
+	return errors.Join(errs...)
 }
