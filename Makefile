@@ -25,7 +25,7 @@ KPLAB_REQUIRE ?= root,iptables,iptables-legacy,nft,busybox,bridge
 TEST = $(SUDO) env "PATH=$(dir $(GO)):$$PATH" KPLAB_BIN=$(CURDIR)/bin KPLAB_REQUIRE=$(KPLAB_REQUIRE) $(GO) test -count=1
 RACE = CGO_ENABLED=1 $(TEST) -race
 
-.PHONY: up down build setup test verify test-unit test-netns test-modes test-script test-long test-clients bench generate clean
+.PHONY: up down build setup test verify test-unit test-netns test-modes test-script test-vm test-long test-clients bench generate clean
 .DELETE_ON_ERROR:
 
 up: build
@@ -60,6 +60,12 @@ test-modes: setup
 
 test-script: build bin/kubectl-1.32
 	$(TEST) ./cmd/...
+
+# Layer 5: what needs a kernel with IPVS, in a virtual machine; VM_SET=short for a part.
+test-vm: setup
+	$(GO) test -c -o bin/ipvs.test ./proxy/ipvs
+	$(GO) test -c -o bin/proxytest.test ./proxy/proxytest
+	$(SUDO) internal/tools/test-vm.sh $(VM_SET)
 
 test-long: build bin/kubectl-1.32 verify
 	KPLAB_LONG=1 $(RACE) -timeout 120m $(PACKAGES)

@@ -31,13 +31,19 @@ func (l *Lab) startProxies(ctx context.Context) (string, error) {
 		if err := l.startProxy(ctx, n); err != nil {
 			return "", err
 		}
-		say := l.cfg.ProxyOf(n).String()
-		if l.cfg.ProxyOf(n).Mode == "userspace" {
+		mode, _ := l.modeOf(n)
+		say, runs := l.cfg.ProxyOf(n).String(), mode.Name()
+		switch {
+		case runs != l.cfg.ProxyOf(n).Mode:
+			say = runs + " in place of " + say
+		case runs == "userspace":
 			say += " (removed upstream in 1.26)"
+		case runs == "ipvs":
+			say += " (deprecated upstream)"
 		}
 		if !slices.Contains(said, say) {
 			said = append(said, say)
-			if w := ModeWarning(l.cfg.ProxyOf(n).Mode); w != "" {
+			if w := ModeWarning(runs); w != "" {
 				l.log.Warn(w, "part", "proxy")
 			}
 		}

@@ -163,6 +163,10 @@ func (l *Lab) Rules(nodeName, mode, layout, service string) (string, error) {
 	}
 	// The running mode knows what this node's kernel can do.
 	renders, running := l.modeOf(NodeConfig{Name: nodeName})
+	// Which need not be the one that is set: mode ipvs may have fallen back.
+	if renders.Name() != running.Mode {
+		running = ProxyConfig{Mode: renders.Name()}
+	}
 	want := ProxyConfig{Mode: cmp.Or(mode, running.Mode), NFTLayout: layout}
 	var fault error
 	want.validate("proxy", func(format string, args ...any) { fault = fmt.Errorf(format, args...) })

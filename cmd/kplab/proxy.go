@@ -169,10 +169,25 @@ to end. The next up has the mode as well.`,
 			if node != "" {
 				where = "node " + node
 			}
-			if w := cluster.ModeWarning(want.Mode); w != "" {
+			runs := want
+			if ipvs.Fallback {
+				s, err := c.Status(cmd.Context())
+				if err != nil {
+					return err
+				}
+				for n, mode := range s.ProxyModes {
+					if (node == "" || node == n) && mode != want.Mode {
+						runs = cluster.ProxyConfig{Mode: mode}
+					}
+				}
+			}
+			if w := cluster.ModeWarning(runs.Mode); w != "" {
 				fmt.Fprintln(cmd.ErrOrStderr(), "warning: "+w)
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "proxy mode %s on %s\n", want, where)
+			if runs != want {
+				fmt.Fprintf(cmd.ErrOrStderr(), "warning: mode %s does not work here, so %s took its place; kplab doctor says what is missing\n", want, runs)
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "proxy mode %s on %s\n", runs, where)
 			return err
 		},
 	}

@@ -89,6 +89,10 @@ func TestScripts(t *testing.T) {
 							if cond == "embedded" {
 								return kubectl == "", nil
 							}
+							if cond == "ipvs" {
+								_, err := os.Stat("/proc/net/ip_vs")
+								return err == nil, nil
+							}
 							return false, fmt.Errorf("unknown condition %q", cond)
 						},
 						Cmds: map[string]func(*testscript.TestScript, bool, []string){

@@ -223,6 +223,9 @@ func printNext(cmd *cobra.Command, name string) {
 			look = "nft list ruleset"
 		case "ipvs":
 			look = "ip address show kube-ipvs0"
+			if cfg.ProxyOf(cfg.APINode()).IPVS.Fallback {
+				look = "iptables-save -t nat" // there in both modes
+			}
 		}
 	}
 	sudo := ""

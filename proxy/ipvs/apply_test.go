@@ -456,9 +456,12 @@ func TestIntact(t *testing.T) {
 		if err := p.Apply(t.Context()); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if d := cmp.Diff(want, dump(t, ns)); d != "" {
-			t.Errorf("%s: not put right:\n%s", name, d)
+		if ok, err := m.Intact(t.Context()); err != nil || !ok {
+			t.Errorf("%s, and written again: intact %t, %v", name, ok, err)
 		}
+	}
+	if d := cmp.Diff(want, dump(t, ns)); d != "" {
+		t.Errorf("not put right:\n%s", d)
 	}
 }
 

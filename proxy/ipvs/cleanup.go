@@ -139,14 +139,15 @@ func (m *Mode) cleanRules(ctx context.Context) error {
 		return err
 	}
 	for _, f := range families {
-		for _, table := range tables {
-			saved, err := m.tool.Save(ctx, f, table)
-			if err != nil {
-				if m.tool.Variant == xtables.Legacy && f == corev1.IPv6Protocol {
-					continue // no IPv6 in this kernel, so no rules either
-				}
-				return err
+		all, err := m.save(ctx, f)
+		if err != nil {
+			if m.tool.Variant == xtables.Legacy && f == corev1.IPv6Protocol {
+				continue // no IPv6 in this kernel, so no rules either
 			}
+			return err
+		}
+		for _, table := range tables {
+			saved := all[table]
 			var declared, jumps, deleted strings.Builder
 			for _, name := range saved.Names {
 				if m.owns(table, name) {

@@ -123,12 +123,12 @@ func moveJumps(b *strings.Builder, table string, saved map[string][]string) {
 // saveRules reads, of both tables, our chains and the rules of built-in chains that
 // lead to one.
 func (m *Mode) saveRules(ctx context.Context, f corev1.IPFamily) (map[string]map[string][]string, error) {
+	all, err := m.save(ctx, f)
+	if err != nil {
+		return nil, err
+	}
 	out := map[string]map[string][]string{}
-	for _, table := range tables {
-		saved, err := m.tool.Save(ctx, f, table)
-		if err != nil {
-			return nil, err
-		}
+	for table, saved := range all {
 		out[table] = map[string][]string{}
 		for _, name := range saved.Names {
 			switch {
@@ -139,6 +139,26 @@ func (m *Mode) saveRules(ctx context.Context, f corev1.IPFamily) (map[string]map
 					out[table][name] = rules
 				}
 			}
+		}
+	}
+	return out, nil
+}
+
+// save reads both tables with one process.
+func (m *Mode) save(ctx context.Context, f corev1.IPFamily) (map[string]*xtables.Saved, error) {
+	text, err := m.tool.SaveAll(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]*xtables.Saved{}
+	for _, table := range tables {
+		out[table] = xtables.Parse("")
+	}
+	for part := range strings.SplitSeq(text, "COMMIT\n") {
+		_, name, _ := strings.Cut(part, "*")
+		name, _, _ = strings.Cut(name, "\n")
+		if slices.Contains(tables, name) {
+			out[name] = xtables.Parse(part)
 		}
 	}
 	return out, nil

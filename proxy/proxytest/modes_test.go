@@ -11,7 +11,6 @@ import (
 	"github.com/kplab/kplab/internal/xtables"
 	"github.com/kplab/kplab/proxy"
 	"github.com/kplab/kplab/proxy/iptables"
-	"github.com/kplab/kplab/proxy/ipvs"
 	"github.com/kplab/kplab/proxy/nftables"
 	"github.com/kplab/kplab/proxy/userspace"
 )
@@ -42,12 +41,6 @@ func modes() []Mode {
 			tb.Helper()
 			return userspace.New(userspace.Options{NetNS: ns, Variant: xtables.NFT})
 		}},
-		// Runs in a virtual machine where this kernel lacks it: make test-vm.
-		{Name: "ipvs", New: func(tb testing.TB, ns *netns.NS) proxy.Mode {
-			tb.Helper()
-			nettest.Need(tb, "ipvs")
-			return ipvs.New(ipvs.Options{NetNS: ns})
-		}},
 	}
 }
 
@@ -59,7 +52,7 @@ func TestModes(t *testing.T) {
 	nettest.NeedRoot(t)
 	nettest.LeakCheck(t)
 	m := NewMatrix()
-	m.Run(t, os.Getenv("KPLAB_LONG") != "", modes()...)
+	m.Run(t, os.Getenv("KPLAB_LONG") != "", append(modes(), ipvsMode(""))...)
 	if err := m.Keep(os.Getenv("KPLAB_MODES_JSON"), os.Getenv("KPLAB_MODES_MERGE"), os.Getenv("KPLAB_MODES_OUT")); err != nil {
 		t.Error(err)
 	}
