@@ -21,8 +21,8 @@ all)
 	more='^TestIPVS'
 	;;
 short)
-	mode='^(TestApplyEqualsText|TestForeignIsLeftAlone|TestSchedulersThere|TestDevice)$'
-	rows='^(C01|C02|C07|C10|C24|C25|D01|D07|E09|F01|F02|G05|K06|K12|O06)$'
+	mode='^(TestApplyEqualsText|TestDevice)$'
+	rows='^(C01|C02|C07|C10|C24|C25|D07|E09|F01|F02|K06|K12|O06)$'
 	more='^TestIPVSLeaving$'
 	;;
 *)
