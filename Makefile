@@ -63,6 +63,7 @@ test-script: build bin/kubectl-1.32
 
 # Layer 5: what needs a kernel with IPVS, in a virtual machine; VM_SET=short for a part.
 test-vm: setup
+	mkdir -p bin
 	$(GO) test -c -o bin/ipvs.test ./proxy/ipvs
 	$(GO) test -c -o bin/proxytest.test ./proxy/proxytest
 	$(SUDO) internal/tools/test-vm.sh $(VM_SET)

@@ -48,13 +48,11 @@ type Features struct {
 	// IPVSMatch: iptables can ask for the virtual server of a packet (xt_ipvs). Without
 	// it a node in no source range still reaches load balancer addresses.
 	IPVSMatch bool
-	// Dummy: the kernel has the driver of kube-ipvs0.
-	Dummy bool
 }
 
 // DefaultFeatures is what Render assumes before Probe has run: what stock kernels have.
 func DefaultFeatures() Features {
-	return Features{Variant: xtables.NFT, Infix: "-nft", RandomFully: true, IPVSMatch: true, Dummy: true}
+	return Features{Variant: xtables.NFT, Infix: "-nft", RandomFully: true, IPVSMatch: true}
 }
 
 // Mode is the ipvs mode of one node.

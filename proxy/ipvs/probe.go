@@ -56,7 +56,6 @@ type Requirement struct {
 
 // Names of requirements by which Detect finds features.
 const (
-	requireDummy  = "dummy"
 	requireMatch  = "iptables ipvs"
 	requireRandom = "iptables random source ports for ipvs"
 )
@@ -75,7 +74,7 @@ func Requirements(scheduler string) []Requirement {
 	if scheduler != DefaultScheduler && scheduler != "" {
 		out = append(out, Requirement{"ip_vs_" + scheduler, "the scheduler " + scheduler, "CONFIG_IP_VS_*", true, "", "", trySchedulers(scheduler)})
 	}
-	out = append(out, Requirement{requireDummy, "nothing: a bridge without ports stands in as " + Device, "CONFIG_DUMMY", false, "", "", tryDummy})
+	out = append(out, Requirement{"dummy", "nothing: a bridge without ports stands in as " + Device, "CONFIG_DUMMY", false, "", "", tryDummy})
 	for _, kind := range []struct {
 		s       set
 		options string
@@ -143,8 +142,6 @@ func Detect(ctx context.Context, variant xtables.Variant, scheduler string) (f F
 			return f, fmt.Errorf("probe ipvs: %s is missing (kernel options %s), and with it %s: %w", r.Name, r.Options, r.Breaks, err)
 		}
 		switch r.Name {
-		case requireDummy:
-			f.Dummy = err == nil
 		case requireMatch:
 			f.IPVSMatch = err == nil
 		case requireRandom:

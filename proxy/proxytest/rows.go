@@ -18,7 +18,7 @@ import (
 func Rows() []Row {
 	var out []Row
 	for _, group := range [][]Row{clusterRows(), affinityRows(), nodePortRows(), policyRows(), readinessRows(), topologyRows(), loadBalancerRows(), conntrackRows(),
-		clusterEdgeRows(), nodePortEdgeRows(), policyEdgeRows(), liveRows()} {
+		clusterEdgeRows(), nodePortEdgeRows(), policyEdgeRows(), liveRows(), sctpRows()} {
 		out = append(out, group...)
 	}
 	slices.SortStableFunc(out, func(a, b Row) int { return strings.Compare(a.ID, b.ID) })
