@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -347,13 +348,21 @@ func (p *patient) proxyTrouble(c *Cause, name string) {
 		held.blame(c)
 	case n.ProxyError != "":
 		c.Reason = "proxy-fails"
-		c.Text += fmt.Sprintf("; the proxy of %s fails since its last sync at %s: %s", name, n.Synced.Format(time.TimeOnly), n.ProxyError)
+		c.Text += fmt.Sprintf("; the proxy of %s fails since its last sync%s: %s", name, n.since(), n.ProxyError)
 		c.Fix = "kplab proxy status"
 	default:
 		c.Reason = "rules-altered"
-		c.Text += fmt.Sprintf("; the proxy of %s has nothing to complain about and synced last at %s: somebody else has changed its rules", name, n.Synced.Format(time.TimeOnly))
+		c.Text += fmt.Sprintf("; the proxy of %s has nothing to complain about since its last sync%s: somebody else has changed its rules", name, n.since())
 		c.Fix = fmt.Sprintf("kplab proxy rules %s --node %s; the proxy puts its rules back when it looks at all of them the next time, or at once with `kplab proxy set %s --node %s`", p.name(), name, n.Mode, name)
 	}
+}
+
+// since says when the node's proxy did its work last, where that is known.
+func (n *Node) since() string {
+	if n.Synced.IsZero() {
+		return ""
+	}
+	return " at " + n.Synced.Format(time.TimeOnly)
 }
 
 // policy returns a NetworkPolicy that isolates the pod a request was for, or comes from,
@@ -470,23 +479,44 @@ func (p *patient) inRules(n *Node) (map[netip.AddrPort]bool, error) {
 			}
 		}
 	case "nftables":
-		r, err := execx.In(place.ns).Run(p.ctx, execx.Cmd{Path: "nft", Args: []string{"list", "chains", "ip"}})
+		text, err := nftChains(p.ctx, place.ns, fmt.Sprintf("-%s/%s/%s/%s", port.Namespace, port.Name, p.proto(), port.Port))
 		if err != nil {
 			return nil, err
 		}
-		mark := fmt.Sprintf("%s/%s/%s/%s__", port.Namespace, port.Name, p.proto(), port.Port)
-		for l := range strings.Lines(string(r.Stdout)) {
-			if _, rest, ok := strings.Cut(l, mark); ok && strings.Contains(l, "endpoint-") {
-				addr, number, _ := strings.Cut(strings.Fields(rest)[0], "/")
-				if a, err := netip.ParseAddrPort(addr + ":" + number); err == nil {
-					out[a] = true
-				}
+		for _, m := range nftEndpoint.FindAllStringSubmatch(text, -1) {
+			if a, err := netip.ParseAddrPort(m[1] + ":" + m[2]); err == nil {
+				out[a] = true
 			}
 		}
 	default:
 		return nil, nil
 	}
 	return out, nil
+}
+
+// nftEndpoint is an endpoint as nft lists it, in a map of a Service's chain or as the
+// destination of a translation.
+var nftEndpoint = regexp.MustCompile(`(\d+(?:\.\d+){3})(?: \. |:)(\d+)`)
+
+// nftChains lists the chains of table kube-proxy that belong to one Service port: mark is
+// how their names end, but for those of endpoints, which go on with the endpoint.
+func nftChains(ctx context.Context, ns *netns.NS, mark string) (string, error) {
+	run := execx.In(ns)
+	r, err := run.Run(ctx, execx.Cmd{Path: "nft", Args: []string{"list", "chains", "ip"}})
+	if err != nil {
+		return "", fmt.Errorf("list the chains: %w", err)
+	}
+	var script strings.Builder
+	for l := range strings.Lines(string(r.Stdout)) {
+		f := strings.Fields(l)
+		if len(f) > 1 && f[0] == "chain" && (strings.HasSuffix(f[1], mark) || strings.Contains(f[1], mark+"__")) {
+			fmt.Fprintf(&script, "list chain ip kube-proxy %s\n", f[1])
+		}
+	}
+	if r, err = run.Run(ctx, execx.Cmd{Path: "nft", Args: []string{"-f", "-"}, Stdin: []byte(script.String())}); err != nil {
+		return "", fmt.Errorf("list the chains of %s: %w", mark[1:], err)
+	}
+	return string(r.Stdout), nil
 }
 
 // flowsFresh looks for UDP flows that connection tracking still sends to an endpoint
@@ -496,7 +526,7 @@ func flowsFresh(p *patient) []Cause {
 		return nil
 	}
 	n := p.lab.node(p.viaNode())
-	if n == nil {
+	if n == nil || n.Mode == "userspace" { // there the flows lead to the proxy itself
 		return nil
 	}
 	place, err := p.lab.Place(n.Name, "")

@@ -37,6 +37,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/kplab/kplab/cluster"
+	"github.com/kplab/kplab/dns"
 	"github.com/kplab/kplab/internal/execx"
 	"github.com/kplab/kplab/internal/nettest"
 )
@@ -73,8 +74,15 @@ type Lab struct {
 }
 
 // Main runs the tests of a package in a network namespace that holds only a
-// loopback. Call it as the one statement of TestMain.
-func Main(m *testing.M) { nettest.Main(m) }
+// loopback. Call it as the one statement of TestMain. Cluster DNS of the labs is this
+// program, too, under another name.
+func Main(m *testing.M) {
+	if dns.IsProgram(os.Args) {
+		dns.Main()
+		os.Exit(0)
+	}
+	nettest.Main(m)
+}
 
 // Start starts a lab and registers its end with t.
 func Start(tb testing.TB, o Options) *Lab {
