@@ -40,7 +40,7 @@ build: setup
 setup:
 	internal/tools/setup.sh
 
-test: build bin/kubectl-1.32 verify
+test: build bin/kubectl-1.32 bin/cni verify
 	$(RACE) -timeout 20m $(PACKAGES)
 	$(TEST) -timeout 20m ./cluster/labtest ./cmd/...
 
@@ -68,7 +68,7 @@ test-vm: setup
 	$(GO) test -c -o bin/proxytest.test ./proxy/proxytest
 	$(SUDO) internal/tools/test-vm.sh $(VM_SET)
 
-test-long: build bin/kubectl-1.32 verify
+test-long: build bin/kubectl-1.32 bin/cni verify
 	KPLAB_LONG=1 $(RACE) -timeout 120m $(PACKAGES)
 	KPLAB_LONG=1 $(TEST) -timeout 60m ./cluster/labtest ./cmd/...
 	$(MAKE) test-clients
@@ -92,6 +92,11 @@ clean:
 # Tools of their own modules, so that their dependencies are not ours.
 bin/kubectl-1.32: internal/tools/kubectl132/go.sum internal/tools/kubectl132/main.go
 	cd internal/tools/kubectl132 && $(GO) build -o $(CURDIR)/$@ .
+
+# The reference CNI plugins, for the tests that call them.
+bin/cni: internal/tools/cniplugins/go.sum
+	mkdir -p $@
+	cd internal/tools/cniplugins && $(GO) build -o $(CURDIR)/$@/ tool
 
 bin/golangci-lint: internal/tools/lint/go.sum
 	cd internal/tools/lint && $(GO) build -o $(CURDIR)/$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/kplab/kplab/apiserver"
+	"github.com/kplab/kplab/cni"
 	"github.com/kplab/kplab/dns"
 	"github.com/kplab/kplab/node"
 	"github.com/kplab/kplab/proxy/ipvs"
@@ -67,8 +68,47 @@ type Config struct {
 	// Disposable leaves out the fsync of each write: faster, and a power cut
 	// may cost the last writes. For labs that are thrown away.
 	Disposable bool `json:"disposable,omitempty"`
+	// CNI has other network plugins wire the pods.
+	CNI CNIConfig `json:"cni,omitzero"`
 	// Audit has requests recorded.
 	Audit AuditConfig `json:"audit,omitempty"`
+}
+
+// CNIConfig names the plugins that wire the pods. Paths are absolute; those of a
+// settings file may be relative to it.
+type CNIConfig struct {
+	// Conf is a file with a network configuration list (cni.Conflist.Template says what
+	// it may use of each node); "" for the built-in plugin.
+	Conf string `json:"conf,omitempty"`
+	// Bin are the directories of the list's plugins.
+	Bin []string `json:"bin,omitempty"`
+}
+
+// absolute makes the paths absolute; those that are relative begin at dir.
+func (c *CNIConfig) absolute(dir string) {
+	paths := []*string{&c.Conf}
+	for i := range c.Bin {
+		paths = append(paths, &c.Bin[i])
+	}
+	for _, path := range paths {
+		if *path != "" && !filepath.IsAbs(*path) {
+			*path = filepath.Join(dir, *path)
+		}
+	}
+}
+
+// validate says what is wrong with the list, or its plugins.
+func (c CNIConfig) validate() error {
+	if c.Conf == "" {
+		if len(c.Bin) > 0 {
+			return errors.New("cni.bin: without a network configuration (cni.conf) no plugin is called")
+		}
+		return nil
+	}
+	if err := cni.CheckTemplate(c.Conf, c.Bin); err != nil {
+		return fmt.Errorf("cni: %w", err)
+	}
+	return nil
 }
 
 // AuditConfig says where requests to the API are recorded, and which. Paths are
@@ -218,6 +258,7 @@ func LoadConfig(path string) (Config, error) {
 		return c, fmt.Errorf("find the settings file: %w", err)
 	}
 	c.Audit.absolute(dir)
+	c.CNI.absolute(dir)
 	return c, nil
 }
 
@@ -344,6 +385,9 @@ func (c *Config) Validate() error {
 	}
 	if err := apiserver.Audit(c.Audit).Check(); err != nil {
 		errs = append(errs, fmt.Errorf("audit: %w", err))
+	}
+	if err := c.CNI.validate(); err != nil {
+		errs = append(errs, err)
 	}
 	if families {
 		errs = append(errs, c.validateNodes()...)

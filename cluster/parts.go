@@ -390,6 +390,8 @@ func (l *Lab) nodeConfig(n NodeConfig, s *station) (node.Config, error) {
 		Runtime:      l.runtime,
 		Fabric:       l.fabric,
 		StateDir:     l.nodeStateDir(n.Name),
+		CNIConf:      l.cfg.CNI.Conf,
+		CNIBinDirs:   l.cfg.CNI.Bin,
 		RuntimeDir:   l.nodeRuntimeDir(n.Name),
 		KubeletTLS: &tls.Config{
 			Certificates: []tls.Certificate{cert},

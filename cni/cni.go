@@ -5,26 +5,26 @@
 //
 // The plugin "routed" (package routed) is served inside this process, through the
 // seam where libcni would start an executable: a process for each call costs three
-// times the work itself. Every other plugin of the list is a real executable that
+// times the work itself. So is "portmap" (package portmap), unless there is an
+// executable of that name. Every other plugin of the list is a real executable that
 // runs in the node's namespace, so a lab can use ptp, bridge or anything else by
 // writing another list.
 package cni
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/kplab/kplab/cni/portmap"
 	"github.com/kplab/kplab/cni/routed"
 	"github.com/kplab/kplab/internal/netns"
 )
@@ -54,6 +54,8 @@ type Network struct {
 	list   *libcni.NetworkConfigList
 	lib    *libcni.CNIConfig
 	routed *routed.Plugin
+	// builtIn: no plugin of the list is an executable.
+	builtIn bool
 }
 
 // Attachment is one pod's place on the network.
@@ -64,6 +66,17 @@ type Attachment struct {
 	IfName string
 	// The pod, for plugins that want to know.
 	PodNamespace, PodName, PodUID string
+	// Ports are the ports of the node that lead to the pod.
+	Ports []PortMapping
+}
+
+// PortMapping leads a port of the node to one of a pod: the entry of the capability
+// portMappings, as the conventions of CNI write it.
+type PortMapping struct {
+	HostPort      int32  `json:"hostPort"`
+	ContainerPort int32  `json:"containerPort"`
+	Protocol      string `json:"protocol"`
+	HostIP        string `json:"hostIP,omitempty"`
 }
 
 // Result is what an attachment got.
@@ -91,7 +104,14 @@ func Load(cfg Config) (*Network, error) {
 		return nil, fmt.Errorf("network configuration %s: %w", files[0], err)
 	}
 	n := &Network{list: list, routed: routed.New(cfg.NodeNS)}
-	n.lib = libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, cfg.StateDir, newSeam(n.routed, cfg.NodeNS, cfg.Log))
+	calls := newSeam(n.routed, portmap.New(cfg.NodeNS), cfg.NodeNS, cfg.Log)
+	n.lib = libcni.NewCNIConfigWithCacheDir(cfg.BinDirs, cfg.StateDir, calls)
+	n.builtIn = list.Plugins[0].Network.Type == routed.Type
+	for _, p := range list.Plugins {
+		// A plugin that is not there says so when it is called.
+		path, err := calls.FindInPath(p.Network.Type, cfg.BinDirs)
+		n.builtIn = n.builtIn && err == nil && strings.HasPrefix(path, builtinPrefix)
+	}
 	return n, nil
 }
 
@@ -101,13 +121,28 @@ func (n *Network) Close() error { return n.routed.Close() }
 // Name returns the network's name.
 func (n *Network) Name() string { return n.list.Name }
 
-// BuiltIn reports whether the built-in plugin wires the pods.
-func (n *Network) BuiltIn() bool { return n.list.Plugins[0].Network.Type == routed.Type }
+// BuiltIn reports whether the pods are wired by built-in plugins alone, whose ADD puts
+// back what is missing.
+func (n *Network) BuiltIn() bool { return n.builtIn }
 
 // Add attaches a pod. It may be repeated: with the built-in plugin the answer is
-// the same and whatever is missing is put back.
+// the same and whatever is missing is put back; plugins that are executables, which
+// cannot be asked twice, are asked once. What an ADD that fails has made is taken away.
 func (n *Network) Add(ctx context.Context, a Attachment) (Result, error) {
-	res, err := n.lib.AddNetworkList(ctx, n.list, runtimeConf(a))
+	rt := runtimeConf(a)
+	var res types.Result
+	var err error
+	if !n.BuiltIn() {
+		res, err = n.lib.GetNetworkListCachedResult(n.list, rt)
+	}
+	if res == nil && err == nil {
+		res, err = n.lib.AddNetworkList(ctx, n.list, rt)
+		if err != nil && !n.BuiltIn() {
+			// The specification wants it; and a daemon that was killed between a plugin's
+			// work and its own note finds what it left taken away, and tries again.
+			err = errors.Join(err, n.lib.DelNetworkList(context.WithoutCancel(ctx), n.list, rt))
+		}
+	}
 	if err != nil {
 		return Result{}, describe("attach", a, err)
 	}
@@ -175,6 +210,9 @@ func runtimeConf(a Attachment) *libcni.RuntimeConf {
 			{"K8S_POD_UID", a.PodUID},
 		}
 	}
+	if len(a.Ports) > 0 {
+		rt.CapabilityArgs = map[string]any{"portMappings": a.Ports}
+	}
 	return rt
 }
 
@@ -187,64 +225,4 @@ func describe(what string, a Attachment, err error) error {
 		who = "pod " + a.PodNamespace + "/" + a.PodName
 	}
 	return fmt.Errorf("%s %s: %w", what, who, err)
-}
-
-// Conflist describes a network of the built-in plugin.
-type Conflist struct {
-	// Name of the network; empty means "kplab".
-	Name string
-	// Subnet is the range of pod addresses on the node, NodeIP the node's address.
-	Subnet netip.Prefix
-	NodeIP netip.Addr
-	// SecondarySubnet and SecondaryNodeIP are those of the other IP family; the zero
-	// values mean that there is one family.
-	SecondarySubnet netip.Prefix
-	SecondaryNodeIP netip.Addr
-	// RangeStart is the address that the first pod gets; the zero address means the
-	// range's first.
-	RangeStart netip.Addr
-	// DataDir holds the address reservations.
-	DataDir string
-	// MTU in bytes; 0 means 1500.
-	MTU int
-}
-
-// WriteConflist writes 10-kplab.conflist into dir, which is made when it is
-// missing. A file that says the same already is left alone.
-func WriteConflist(dir string, c Conflist) error {
-	if c.Name == "" {
-		c.Name = "kplab"
-	}
-	plugin := map[string]any{
-		"type": routed.Type, "subnet": c.Subnet, "nodeIP": c.NodeIP, "dataDir": c.DataDir, "keepLinks": true,
-	}
-	if c.MTU != 0 {
-		plugin["mtu"] = c.MTU
-	}
-	if c.SecondarySubnet.IsValid() {
-		plugin["secondarySubnet"], plugin["secondaryNodeIP"] = c.SecondarySubnet, c.SecondaryNodeIP
-	}
-	if c.RangeStart.IsValid() {
-		plugin["rangeStart"] = c.RangeStart
-	}
-	text, err := json.MarshalIndent(map[string]any{"cniVersion": "1.1.0", "name": c.Name, "plugins": []any{plugin}}, "", "  ")
-	if err != nil {
-		return fmt.Errorf("write the network configuration: %w", err)
-	}
-	text = append(text, '\n')
-	file := filepath.Join(dir, "10-kplab.conflist")
-	if old, err := os.ReadFile(file); err == nil && string(old) == string(text) {
-		return nil
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make the network configuration directory: %w", err)
-	}
-	tmp := file + ".new"
-	if err := os.WriteFile(tmp, text, 0o644); err != nil {
-		return fmt.Errorf("write the network configuration: %w", err)
-	}
-	if err := os.Rename(tmp, file); err != nil {
-		return fmt.Errorf("write the network configuration: %w", err)
-	}
-	return nil
 }

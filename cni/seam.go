@@ -15,23 +15,29 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
 
+	"github.com/kplab/kplab/cni/portmap"
 	"github.com/kplab/kplab/cni/routed"
 	"github.com/kplab/kplab/internal/execx"
 	"github.com/kplab/kplab/internal/netns"
 )
 
-// builtin stands for the path of the plugin that needs no executable.
-const builtin = "builtin:" + routed.Type
+// These stand for the paths of the plugins that need no executable.
+const (
+	builtinPrefix  = "builtin:"
+	builtin        = builtinPrefix + routed.Type
+	builtinPortmap = builtinPrefix + portmap.Type
+)
 
 // seam is what libcni calls instead of starting executables.
 type seam struct {
 	version.PluginDecoder
-	routed *routed.Plugin
-	run    execx.Runner
-	log    *slog.Logger
+	routed  *routed.Plugin
+	portmap *portmap.Plugin
+	run     execx.Runner
+	log     *slog.Logger
 }
 
-func newSeam(p *routed.Plugin, nodeNS *netns.NS, log *slog.Logger) *seam {
+func newSeam(p *routed.Plugin, ports *portmap.Plugin, nodeNS *netns.NS, log *slog.Logger) *seam {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
@@ -39,11 +45,11 @@ func newSeam(p *routed.Plugin, nodeNS *netns.NS, log *slog.Logger) *seam {
 	if nodeNS != nil {
 		run = execx.In(nodeNS)
 	}
-	return &seam{routed: p, run: run, log: log}
+	return &seam{routed: p, portmap: ports, run: run, log: log}
 }
 
-// FindInPath returns the path of a plugin. The built-in one wins over an
-// executable of the same name.
+// FindInPath returns the path of a plugin. The built-in "routed" wins over an
+// executable of the same name; "portmap" is built in for want of one.
 func (s *seam) FindInPath(plugin string, dirs []string) (string, error) {
 	if plugin == routed.Type {
 		return builtin, nil
@@ -57,6 +63,9 @@ func (s *seam) FindInPath(plugin string, dirs []string) (string, error) {
 			return file, nil
 		}
 	}
+	if plugin == portmap.Type {
+		return builtinPortmap, nil
+	}
 	return "", fmt.Errorf("plugin %q is neither built in nor an executable in %s; put it there or change the network configuration",
 		plugin, strings.Join(dirs, ", "))
 }
@@ -69,6 +78,11 @@ func (s *seam) ExecPlugin(ctx context.Context, path string, stdin []byte, enviro
 		return s.routed.Serve(ctx, routed.Request{
 			Command: env["CNI_COMMAND"], ContainerID: env["CNI_CONTAINERID"], Netns: env["CNI_NETNS"],
 			IfName: env["CNI_IFNAME"], Args: env["CNI_ARGS"], Stdin: stdin,
+		})
+	}
+	if path == builtinPortmap {
+		return s.portmap.Serve(ctx, portmap.Request{
+			Command: env["CNI_COMMAND"], ContainerID: env["CNI_CONTAINERID"], IfName: env["CNI_IFNAME"], Stdin: stdin,
 		})
 	}
 	c := execx.Cmd{Path: path, Stdin: stdin}

@@ -67,9 +67,10 @@ type Config struct {
 	// in use and what plugins answered. Empty means a folder of StateDir; a
 	// directory in memory makes pods start faster.
 	StateDir, RuntimeDir string
-	// CNIConfDir holds the network configuration; empty means a generated one
-	// below RuntimeDir with the built-in plugin. CNIBinDirs are searched for plugins.
-	CNIConfDir string
+	// CNIConf is a file as cni.Conflist's Template takes it; empty means the built-in
+	// plugin. What it becomes for this node is below StateDir. CNIBinDirs are searched
+	// for plugins.
+	CNIConf    string
 	CNIBinDirs []string
 
 	// KubeletTLS serves port 10250 on the node's IP: its certificate, and the

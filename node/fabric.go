@@ -165,7 +165,7 @@ func NewFabric(ctx context.Context, cfg FabricConfig) (*Fabric, error) {
 	}
 	if cfg.Outside.IsValid() {
 		all.Go(func() error {
-			_, err := f.Attach(ctx, OutsideNS, RoleOutside, Peer{IP: cfg.Outside, SecondaryIP: cfg.SecondaryOutside}.ips(), nil)
+			_, err := f.Attach(ctx, OutsideNS, RoleOutside, f.outside().ips(), f.knowIPv6)
 			return err
 		})
 	}
@@ -185,6 +185,9 @@ func (f *Fabric) attachNode(ctx context.Context, node Peer) (*Member, error) {
 	}
 	m, err := f.Attach(ctx, NSName(node.Name), RoleNode, node.ips(), func(b *rtnl.Batch, link int) {
 		toPeer(b, link, f.router())
+		if f.cfg.Outside.IsValid() {
+			toNode6(b, link, f.outside())
+		}
 		for _, p := range others {
 			if f.cfg.Overlay == OverlayVXLAN {
 				toNode(b, link, p)
@@ -204,6 +207,29 @@ func (f *Fabric) attachNode(ctx context.Context, node Peer) (*Member, error) {
 		return nil, fmt.Errorf("node %s: %w", node.Name, err)
 	}
 	return m, nil
+}
+
+// outside is the client that is no node and no pod.
+func (f *Fabric) outside() Peer {
+	return Peer{Name: OutsideNS, IP: f.cfg.Outside, SecondaryIP: f.cfg.SecondaryOutside}
+}
+
+// knowIPv6 tells the client outside the hardware addresses of the nodes, for IPv6. It
+// finds those of IPv4 by itself, at once; but the kernel answers who looks for an IPv6
+// address only when it gets round to it, and who had no answer asks a second later.
+func (f *Fabric) knowIPv6(b *rtnl.Batch, link int) {
+	for _, p := range f.cfg.Nodes {
+		toNode6(b, link, p)
+	}
+}
+
+// toNode6 adds what reaches a member at its IPv6 address.
+func toNode6(b *rtnl.Batch, link int, p Peer) {
+	for _, ip := range p.ips() {
+		if ip.Is6() {
+			b.ReplaceNeigh(link, ip, p.mac())
+		}
+	}
 }
 
 // router is where the nodes' default routes lead: the bridge itself, which

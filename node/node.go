@@ -199,17 +199,14 @@ func (n *Node) setUp() error {
 		}
 		n.member = m
 	}
-	confDir := n.cfg.CNIConfDir
-	if confDir == "" {
-		confDir = filepath.Join(n.cfg.RuntimeDir, "cni", "net.d")
-		err := cni.WriteConflist(confDir, cni.Conflist{
-			Subnet: n.cfg.PodCIDR, RangeStart: n.cfg.FirstPod, NodeIP: n.cfg.IP.Addr(), MTU: n.cfg.Fabric.PodMTU(),
-			SecondarySubnet: n.cfg.SecondaryPodCIDR, SecondaryNodeIP: n.cfg.SecondaryIP.Addr(),
-			DataDir: filepath.Join(n.cfg.RuntimeDir, "cni", "addresses"),
-		})
-		if err != nil {
-			return err
-		}
+	confDir := filepath.Join(n.cfg.StateDir, "cni", "net.d")
+	err := cni.WriteConflist(confDir, cni.Conflist{
+		Subnet: n.cfg.PodCIDR, RangeStart: n.cfg.FirstPod, NodeIP: n.cfg.IP.Addr(), MTU: n.cfg.Fabric.PodMTU(),
+		SecondarySubnet: n.cfg.SecondaryPodCIDR, SecondaryNodeIP: n.cfg.SecondaryIP.Addr(),
+		DataDir: filepath.Join(n.cfg.RuntimeDir, "cni", "addresses"), Template: n.cfg.CNIConf,
+	})
+	if err != nil {
+		return err
 	}
 	network, err := cni.Load(cni.Config{
 		ConfDir: confDir, StateDir: filepath.Join(n.cfg.RuntimeDir, "cni", "cache"), BinDirs: n.cfg.CNIBinDirs,

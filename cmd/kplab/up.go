@@ -21,6 +21,8 @@ type upOptions struct {
 	nodes      int
 	ipFamilies string
 	overlay    string
+	cniConf    string
+	cniBin     string
 	proxyMode  string
 	dnsZone    string
 	lbPool     string
@@ -56,6 +58,8 @@ A file of that name wins.`,
 	f.IntVar(&o.nodes, "nodes", 0, "number of nodes, the control plane included (default 3)")
 	f.StringVar(&o.ipFamilies, "ip-families", "", "IP families, the primary one first: ipv4, ipv6, dual or a list such as ipv6,ipv4 (default ipv4)")
 	f.StringVar(&o.overlay, "overlay", "", "how packets between pods of two nodes travel: routes or vxlan (default routes)")
+	f.StringVar(&o.cniConf, "cni-conf", "", "file with the CNI network configuration list of the nodes (default: the built-in plugin)")
+	f.StringVar(&o.cniBin, "cni-bin", "", "directory with the list's plugins, or several separated by commas")
 	f.StringVar(&o.proxyMode, "proxy-mode", "", "Service proxy mode, one of "+strings.Join(cluster.ProxyModes(), ", ")+" (default iptables)")
 	f.StringVar(&o.nftLayout, "nft-layout", "", "layout of proxy mode nftables: upstream or compact (default upstream)")
 	ipvsFlags(f, &o.ipvs)
@@ -152,6 +156,9 @@ func (o *upOptions) settings(cmd *cobra.Command, g *globals) (cluster.Config, er
 		}
 		*path.flag = *path.setting
 	}
+	if err := o.setCNI(&cfg); err != nil {
+		return cfg, err
+	}
 	cfg.SetDefaults(o.nodes)
 	if err := cfg.Validate(); err != nil {
 		return cfg, usageError{fmt.Errorf("settings of lab %q: %w", cfg.Name, err)}
@@ -177,6 +184,27 @@ func (o *upOptions) load() (cluster.Config, error) {
 	return cluster.LoadConfig(path)
 }
 
+// setCNI puts the flags about network plugins into the settings, as absolute paths.
+func (o *upOptions) setCNI(cfg *cluster.Config) (err error) {
+	if o.cniConf != "" {
+		if o.cniConf, err = filepath.Abs(o.cniConf); err != nil {
+			return fmt.Errorf("find the network configuration: %w", err)
+		}
+		cfg.CNI.Conf = o.cniConf
+	}
+	if o.cniBin == "" {
+		return nil
+	}
+	cfg.CNI.Bin = strings.Split(o.cniBin, ",")
+	for i := range cfg.CNI.Bin {
+		if cfg.CNI.Bin[i], err = filepath.Abs(cfg.CNI.Bin[i]); err != nil {
+			return fmt.Errorf("find the network plugins: %w", err)
+		}
+	}
+	o.cniBin = strings.Join(cfg.CNI.Bin, ",")
+	return nil
+}
+
 // daemonArgs are the arguments of this command for a process that works in another
 // directory.
 func (o *upOptions) daemonArgs() []string {
@@ -186,6 +214,12 @@ func (o *upOptions) daemonArgs() []string {
 	}
 	if o.dnsZone != "" {
 		args = append(args, "--dns-zone="+o.dnsZone)
+	}
+	if o.cniConf != "" {
+		args = append(args, "--cni-conf="+o.cniConf)
+	}
+	if o.cniBin != "" {
+		args = append(args, "--cni-bin="+o.cniBin)
 	}
 	if o.audit.Log != "" {
 		args = append(args, "--audit-log="+o.audit.Log)
@@ -199,7 +233,7 @@ func (o *upOptions) daemonArgs() []string {
 // asked says whether the person chose any setting, as against resuming whatever
 // there is.
 func (o *upOptions) asked(cmd *cobra.Command) bool {
-	for _, flag := range []string{"config", "nodes", "ip-families", "overlay", "proxy-mode", "nft-layout", "ipvs-scheduler", "ipvs-strict-arp", "ipvs-fallback", "dns-zone", "lb-pool", "no-fsync", "audit-log", "audit-policy"} {
+	for _, flag := range []string{"config", "nodes", "ip-families", "overlay", "cni-conf", "cni-bin", "proxy-mode", "nft-layout", "ipvs-scheduler", "ipvs-strict-arp", "ipvs-fallback", "dns-zone", "lb-pool", "no-fsync", "audit-log", "audit-policy"} {
 		if cmd.Flags().Changed(flag) {
 			return true
 		}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -399,6 +400,20 @@ func (k *Kubelet) attachment(p *pod) cni.Attachment {
 	a := cni.Attachment{ID: string(p.uid), PodNamespace: o.Namespace, PodName: o.Name, PodUID: string(p.uid)}
 	if sb := p.box(); sb != nil {
 		a.NetNSPath = sb.NetNS().Path()
+	}
+	for _, containers := range [][]corev1.Container{o.Spec.InitContainers, o.Spec.Containers} {
+		for _, c := range containers {
+			for _, port := range c.Ports {
+				if port.HostPort == 0 {
+					continue
+				}
+				m := cni.PortMapping{HostPort: port.HostPort, ContainerPort: port.ContainerPort, HostIP: port.HostIP, Protocol: "tcp"}
+				if port.Protocol != "" {
+					m.Protocol = strings.ToLower(string(port.Protocol))
+				}
+				a.Ports = append(a.Ports, m)
+			}
+		}
 	}
 	return a
 }
