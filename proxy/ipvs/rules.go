@@ -22,9 +22,11 @@ func (m *Mode) applyRules(ctx context.Context, st *state, r *ruleset) error {
 	if st.rules == text {
 		return nil
 	}
-	saved, err := m.saveRules(ctx, r.family)
-	if err != nil {
-		return err
+	saved, err := st.saved, error(nil)
+	if saved == nil {
+		if saved, err = m.saveRules(ctx, r.family); err != nil {
+			return err
+		}
 	}
 	var b strings.Builder
 	for _, table := range tables {
