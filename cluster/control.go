@@ -65,6 +65,11 @@ func (l *Lab) serveControl(ctx context.Context) error {
 	})
 	mux.HandleFunc("POST /proxy", func(w http.ResponseWriter, r *http.Request) {
 		q := r.URL.Query()
+		if q.Has("proof") {
+			text, err := l.ProveProxy(r.Context(), q.Get("node"), proxyConfigOf(q))
+			answer(w, text, err)
+			return
+		}
 		answer(w, struct{}{}, l.SetProxy(r.Context(), q.Get("node"), proxyConfigOf(q)))
 	})
 	l.serveFaults(mux)
@@ -175,6 +180,14 @@ func (c *Client) Rules(ctx context.Context, node, mode, layout, service string) 
 // [Lab.SetProxy] does.
 func (c *Client) SetProxy(ctx context.Context, node string, want ProxyConfig) error {
 	return c.call(ctx, http.MethodPost, "/proxy?"+want.values(node).Encode(), nil)
+}
+
+// ProveProxy is SetProxy, and says what the change did, as [Lab.ProveProxy] does.
+func (c *Client) ProveProxy(ctx context.Context, node string, want ProxyConfig) (string, error) {
+	values := want.values(node)
+	values.Set("proof", "true")
+	var text string
+	return text, c.call(ctx, http.MethodPost, "/proxy?"+values.Encode(), &text)
 }
 
 // values and proxyConfigOf carry the settings of a proxy in a request.

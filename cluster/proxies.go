@@ -185,6 +185,17 @@ func (l *Lab) announce(nodeName string, mode proxy.Mode) {
 // while the lab runs: see [proxy.Proxy.Switch]. The settings are kept, so that the
 // next start has them too.
 func (l *Lab) SetProxy(ctx context.Context, nodeName string, want ProxyConfig) error {
+	return l.setProxy(ctx, nodeName, want, nil)
+}
+
+// ProveProxy is SetProxy, and says what the change did to the kernel of each node.
+func (l *Lab) ProveProxy(ctx context.Context, nodeName string, want ProxyConfig) (string, error) {
+	var b strings.Builder
+	err := l.setProxy(ctx, nodeName, want, &b)
+	return b.String(), err
+}
+
+func (l *Lab) setProxy(ctx context.Context, nodeName string, want ProxyConfig, proofs *strings.Builder) error {
 	var fault error
 	want.validate("proxy", func(format string, args ...any) { fault = fmt.Errorf(format, args...) })
 	if fault != nil {
@@ -211,6 +222,13 @@ func (l *Lab) SetProxy(ctx context.Context, nodeName string, want ProxyConfig) e
 		if err != nil {
 			return err
 		}
+		var before kernelState
+		_, was := l.modeOf(n)
+		if proofs != nil {
+			if before, err = l.kernelStateOf(ctx, n.Name); err != nil {
+				return err
+			}
+		}
 		err = l.loops.await(ctx, func(ctx context.Context) error {
 			return p.Switch(ctx, mode, nodePortAddresses(want.Mode))
 		})
@@ -223,6 +241,13 @@ func (l *Lab) SetProxy(ctx context.Context, nodeName string, want ProxyConfig) e
 		}
 		if err != nil {
 			return err
+		}
+		if proofs != nil {
+			after, err := l.kernelStateOf(ctx, n.Name)
+			if err != nil {
+				return err
+			}
+			proofs.WriteString(proof(n.Name, was, want, before, after))
 		}
 	}
 	l.proxyMu.Lock()

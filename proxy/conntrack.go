@@ -4,6 +4,7 @@ package proxy
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -16,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/kplab/kplab/internal/netns"
+	"github.com/kplab/kplab/internal/nfnl"
 )
 
 // A connection tracking entry remembers where the first packet of a flow was
@@ -31,7 +33,8 @@ type UDPFlow struct {
 	// Peer is who answers: the endpoint, if the packet was translated.
 	Peer netip.AddrPort
 
-	entry conntrack.Flow
+	// id is the kernel's number of the entry.
+	id uint32
 }
 
 // ConntrackTable is a node's connection tracking table.
@@ -132,6 +135,26 @@ func staleFlows(flows []UDPFlow, before, now *Snapshot, local []netip.Addr, serv
 	return out
 }
 
+// TrackedFlows lists every connection that a namespace tracks, of all protocols and both
+// families, by protocol and addresses as first sent.
+func TrackedFlows(ns *netns.NS) (map[string]bool, error) {
+	c, err := kernelConntrack{ns}.dial()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = c.Close() }()
+	all, err := c.Dump(nil)
+	if err != nil {
+		return nil, fmt.Errorf("list the connection tracking table: %w", err)
+	}
+	out := make(map[string]bool, len(all))
+	for i := range all {
+		o := &all[i].TupleOrig
+		out[fmt.Sprintf("%d %s %s", o.Proto.Protocol, netip.AddrPortFrom(o.IP.SourceAddress, o.Proto.SourcePort), netip.AddrPortFrom(o.IP.DestinationAddress, o.Proto.DestinationPort))] = true
+	}
+	return out, nil
+}
+
 // NewConntrack returns the table of a network namespace, by netlink; nil means
 // the current one. The namespace stays the caller's to close.
 func NewConntrack(ns *netns.NS) ConntrackTable { return kernelConntrack{ns} }
@@ -181,32 +204,103 @@ func (k kernelConntrack) UDPFlows(_ context.Context, family corev1.IPFamily) ([]
 			continue
 		}
 		out = append(out, UDPFlow{
-			Src:   netip.AddrPortFrom(f.TupleOrig.IP.SourceAddress, f.TupleOrig.Proto.SourcePort),
-			Dst:   netip.AddrPortFrom(f.TupleOrig.IP.DestinationAddress, f.TupleOrig.Proto.DestinationPort),
-			Peer:  netip.AddrPortFrom(f.TupleReply.IP.SourceAddress, f.TupleReply.Proto.SourcePort),
-			entry: *f,
+			Src:  netip.AddrPortFrom(f.TupleOrig.IP.SourceAddress, f.TupleOrig.Proto.SourcePort),
+			Dst:  netip.AddrPortFrom(f.TupleOrig.IP.DestinationAddress, f.TupleOrig.Proto.DestinationPort),
+			Peer: netip.AddrPortFrom(f.TupleReply.IP.SourceAddress, f.TupleReply.Proto.SourcePort),
+			id:   f.ID,
 		})
 	}
 	return out, nil
 }
 
-// Delete implements ConntrackTable.
-func (k kernelConntrack) Delete(_ context.Context, flows []UDPFlow) error {
+// Message and attributes of ctnetlink (linux/netfilter/nfnetlink_conntrack.h).
+const (
+	ctDelete   = 1<<8 | 2 // NFNL_SUBSYS_CTNETLINK, IPCTNL_MSG_CT_DELETE
+	ctaOrig    = 1
+	ctaIP      = 1
+	ctaProto   = 2
+	ctaID      = 12
+	ctaProtoNo = 1
+	ctaSrcPort = 2
+	ctaDstPort = 3
+	ctaV4Src   = 1 // and 2 is the destination
+	ctaV6Src   = 3 // and 4
+)
+
+// deleteChunk is how many entries one send deletes. The kernel answers each message that
+// it refuses, and the answers have to fit into the socket's buffer.
+const deleteChunk = 256
+
+// Delete implements ConntrackTable. Thousands of clients can hang on one endpoint, so
+// the messages go in lots over one socket, and only the last of a lot is acknowledged.
+func (k kernelConntrack) Delete(ctx context.Context, flows []UDPFlow) error {
 	if len(flows) == 0 {
 		return nil
 	}
-	c, err := k.dial()
+	c, err := nfnl.Dial(k.netNS)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = c.Close() }()
+	defer c.Close()
 	var errs []error
-	for _, f := range flows {
-		if err := c.Delete(f.entry); err != nil && !errors.Is(err, unix.ENOENT) {
-			errs = append(errs, fmt.Errorf("delete the connection tracking entry %s -> %s: %w", f.Src, f.Dst, err))
+	for lot := range slices.Chunk(flows, deleteChunk) {
+		if err := ctx.Err(); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		var buf []byte
+		var first, last uint32
+		for i := range lot {
+			flags := uint16(0)
+			if i == len(lot)-1 {
+				flags = unix.NLM_F_ACK
+			}
+			buf, last = deleteMessage(c, buf, &lot[i], flags)
+			if i == 0 {
+				first = last
+			}
+		}
+		if err := c.Send(buf); err != nil {
+			return fmt.Errorf("delete connection tracking entries: %w", err)
+		}
+		for {
+			refused, err := c.Await(last)
+			if err == nil {
+				break
+			}
+			if refused < first || refused > last {
+				return fmt.Errorf("delete connection tracking entries: %w", err)
+			}
+			if f := &lot[refused-first]; !errors.Is(err, unix.ENOENT) { // else it is gone already
+				errs = append(errs, fmt.Errorf("delete the connection tracking entry %s -> %s: %w", f.Src, f.Dst, err))
+			}
+			if refused == last {
+				break
+			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// deleteMessage appends the message that deletes one entry: by its addresses, and by its
+// number, so that a newer one with the same addresses stays.
+func deleteMessage(c *nfnl.Conn, buf []byte, f *UDPFlow, flags uint16) (out []byte, seq uint32) {
+	family, source := uint8(unix.AF_INET), uint16(ctaV4Src)
+	if f.Dst.Addr().Is6() {
+		family, source = unix.AF_INET6, ctaV6Src
+	}
+	port := func(p uint16) []byte { return binary.BigEndian.AppendUint16(nil, p) }
+	b, start, seq := c.Begin(buf, ctDelete, flags, family, 0)
+	b, tuple := nfnl.Nest(b, ctaOrig)
+	b, part := nfnl.Nest(b, ctaIP)
+	b = nfnl.Bytes(b, source, f.Src.Addr().AsSlice())
+	b = nfnl.EndNest(nfnl.Bytes(b, source+1, f.Dst.Addr().AsSlice()), part)
+	b, part = nfnl.Nest(b, ctaProto)
+	b = nfnl.Uint8(b, ctaProtoNo, unix.IPPROTO_UDP)
+	b = nfnl.Bytes(b, ctaSrcPort, port(f.Src.Port()))
+	b = nfnl.EndNest(nfnl.Bytes(b, ctaDstPort, port(f.Dst.Port())), part)
+	b = nfnl.EndNest(b, tuple)
+	b = nfnl.Uint32(b, ctaID, f.id)
+	return nfnl.End(b, start), seq
 }
 
 // LocalAddrs implements ConntrackTable.

@@ -148,6 +148,7 @@ func readable(mode string) bool { return mode != "ipvs" && mode != "none" && mod
 func newProxySetCommand(g *globals) *cobra.Command {
 	var node, layout string
 	var ipvs cluster.IPVSConfig
+	var proof bool
 	cmd := &cobra.Command{
 		Use:   "set MODE",
 		Short: "change the mode of the Service proxies while the lab runs",
@@ -162,7 +163,13 @@ to end. The next up has the mode as well.`,
 				return err
 			}
 			want := cluster.ProxyConfig{Mode: args[0], NFTLayout: layout, IPVS: ipvs}
-			if err := c.SetProxy(cmd.Context(), node, want); err != nil {
+			text := ""
+			if proof {
+				text, err = c.ProveProxy(cmd.Context(), node, want)
+			} else {
+				err = c.SetProxy(cmd.Context(), node, want)
+			}
+			if err != nil {
 				return err
 			}
 			where := "every node"
@@ -187,13 +194,14 @@ to end. The next up has the mode as well.`,
 			if runs != want {
 				fmt.Fprintf(cmd.ErrOrStderr(), "warning: mode %s does not work here, so %s took its place; kplab doctor says what is missing\n", want, runs)
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "proxy mode %s on %s\n", runs, where)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%sproxy mode %s on %s\n", text, runs, where)
 			return err
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&node, "node", "", "the node whose proxy to change (default: all)")
 	f.StringVar(&layout, "nft-layout", "", "layout of mode nftables: upstream or compact (default upstream)")
+	f.BoolVar(&proof, "proof", false, "print what the change did to each node's kernel: rules, addresses, settings and sockets that went (-) and came (+), and how many tracked connections it kept")
 	ipvsFlags(f, &ipvs)
 	return cmd
 }

@@ -142,6 +142,12 @@ func (c *Conn) Receive(seq uint32, fn func(typ uint16, body []byte)) error {
 	return err
 }
 
+// Await reads the answer to messages that were sent together, of which seq is the last
+// and asks for an acknowledgement. The number that comes with an error is that of the
+// message which the kernel refused, 0 when it was none in particular; the others have
+// been carried out, so call it again until seq itself is answered.
+func (c *Conn) Await(seq uint32) (refused uint32, err error) { return c.receive(seq, nil) }
+
 func (c *Conn) receive(seq uint32, fn func(typ uint16, body []byte)) (uint32, error) {
 	interrupted := false
 	for {
