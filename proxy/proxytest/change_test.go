@@ -6,8 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,13 +18,15 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/kplab/kplab/internal/execx"
+	"github.com/kplab/kplab/internal/netns"
 	"github.com/kplab/kplab/internal/nettest"
+	"github.com/kplab/kplab/internal/xtables"
 	"github.com/kplab/kplab/proxy"
+	"github.com/kplab/kplab/proxy/none"
+	"github.com/kplab/kplab/proxy/userspace"
 )
 
 // traffic opens one connection after the other until stop.
@@ -138,17 +143,50 @@ func TestLastIndexGone(t *testing.T) {
 	t.Error("there is no compact layout")
 }
 
-// TestSwitchUnderTraffic changes the mode of a running proxy from each mode to
-// every other: new flows are answered all the time, an open connection goes on,
-// and of the old mode nothing is left.
+// available leaves out the modes that this machine lacks something for.
+func available(t *testing.T, all []Mode) []Mode {
+	t.Helper()
+	return slices.DeleteFunc(all, func(m Mode) bool {
+		return slices.ContainsFunc(m.Needs, func(f string) bool { return nettest.Lacks(t.Context(), f) != nil })
+	})
+}
+
+// noMode is a node without a proxy.
+var noMode = Mode{Name: "none", New: func(testing.TB, *netns.NS) proxy.Mode { return none.New() }}
+
+// TestSwitchUnderTraffic changes the mode of a running proxy from each mode to every
+// other, and to none and back: new flows are answered all the time, open connections go
+// on, through the old rules or the old proxy, a UDP client that keeps its port is served,
+// of the old mode nothing is left, and what others wrote stays. The legacy tools have
+// tables of their own, and a node keeps its variant: they are a round of their own.
 func TestSwitchUnderTraffic(t *testing.T) {
 	nettest.NeedRoot(t)
 	nettest.Need(t, "nft")
-	nettest.LeakCheck(t)
-	tp := NewTopology(t)
-	ctx := t.Context()
-	// The legacy variant has tables of its own, and a node keeps its variant.
-	all := slices.DeleteFunc(modes(), func(m Mode) bool { return m.Variant == "legacy" })
+	rounds := map[string][]Mode{"nft": nil}
+	for _, m := range modes() {
+		if m.Variant != "legacy" {
+			rounds["nft"] = append(rounds["nft"], m)
+		}
+	}
+	if os.Getenv("KPLAB_LONG") != "" {
+		legacy := Mode{Name: "userspace", Variant: "legacy", Needs: []string{"iptables-legacy"}, New: func(tb testing.TB, ns *netns.NS) proxy.Mode {
+			tb.Helper()
+			return userspace.New(userspace.Options{NetNS: ns, Variant: xtables.Legacy, LockFile: tb.TempDir() + "/xtables.lock"})
+		}}
+		for _, m := range modes() {
+			if m.Variant == "legacy" || m.Name == "nftables" {
+				rounds["legacy"] = append(rounds["legacy"], m)
+			}
+		}
+		rounds["legacy"] = append(rounds["legacy"], legacy)
+	}
+	for name, all := range rounds {
+		t.Run(name, func(t *testing.T) { switchAll(t, append(available(t, all), noMode)) })
+	}
+}
+
+// eachPair is a way through all modes that takes every step from one to another.
+func eachPair(all []Mode) []Mode {
 	var order []Mode
 	for i := range all {
 		for j := range all {
@@ -157,96 +195,148 @@ func TestSwitchUnderTraffic(t *testing.T) {
 			}
 		}
 	}
-	client := fake.NewClientset()
-	factory := informers.NewSharedInformerFactory(client, 0)
-	first := order[0].New(t, tp.N1.NS)
-	p, err := proxy.New(proxy.Config{
-		NodeName: "n1", NodeIPs: []netip.Addr{tp.N1.IP}, Informers: factory, Mode: first,
-		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix(ClusterCIDR)}, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix(ServiceCIDR)},
-		Conntrack: proxy.NewConntrack(tp.N1.NS), NodePortAddresses: order[0].NodePortAddresses,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	run, cancel := context.WithCancel(ctx)
-	factory.Start(run.Done())
-	done := make(chan error, 1)
-	go func() { done <- p.Run(run) }()
+	return slices.CompactFunc(order, func(a, b Mode) bool { return a.String() == b.String() })
+}
+
+func switchAll(t *testing.T, all []Mode) {
+	t.Helper()
+	nettest.LeakCheck(t)
+	order := eachPair(all)
+	l := &Lab{Topology: NewTopology(t), Mode: order[0].Name, nodePorts: order[0].NodePortAddresses}
+	first := order[0].New(t, l.N1.NS)
+	p := l.runWith(t, fake.NewClientset(), first, nil)
 	current := first
 	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("run: %v", err)
-		}
-		factory.Shutdown()
-		if err := current.Cleanup(context.WithoutCancel(ctx)); err != nil {
+		p.stop()
+		if err := current.Cleanup(context.WithoutCancel(t.Context())); err != nil {
 			t.Errorf("clean up: %v", err)
 		}
 	})
-	ln, err := tp.B2.NS.Listen(ctx, "tcp", tp.B2.IP.String()+":9090")
+	l.N1.tool(t, "nft", "add table ip foreign; add chain ip foreign c { type filter hook forward priority 7 ; }; add rule ip foreign c ip saddr 192.0.2.1 drop")
+	l.N1.tool(t, "iptables-nft", "-t", "nat", "-A", "PREROUTING", "-p", "tcp", "--dport", "4444", "-j", "ACCEPT")
+	ln, err := l.B2.NS.Listen(t.Context(), "tcp", l.B2.IP.String()+":9090")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = ln.Close() }()
-	// One Service for new flows, one for the connection that stays open.
-	web, long := Service("web", NodePort(30080)), Service("long", At("10.96.0.51"))
-	for svc, slice := range map[*corev1.Service][]int32{web: {8080}, long: {9090}} {
-		if _, err := client.CoreV1().Services(namespace).Create(ctx, svc, metav1.CreateOptions{}); err != nil {
+	// One Service for new flows, one for connections that stay open, one for UDP.
+	p.set(t, Service("web", NodePort(30080)), 8080, Ready(l.B2))
+	p.set(t, Service("long", At("10.96.0.51")), 9090, Ready(l.B2))
+	p.set(t, Service("udp", At("10.96.0.52"), OverUDP), 8080, Ready(l.B2))
+	open := func() [2]net.Conn {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		c, err := l.C1.NS.Dial(ctx, "tcp", "10.96.0.51:80")
+		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := client.DiscoveryV1().EndpointSlices(namespace).Create(ctx, Slice(svc, slice, Ready(tp.B2)), metav1.CreateOptions{}); err != nil {
+		far, err := ln.Accept()
+		if err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(func() { _, _ = c.Close(), far.Close() })
+		return [2]net.Conn{c, far}
 	}
-	nettest.Eventually(t, 10*time.Second, "an answer", func() error {
-		if r := tp.C1.TCP(vip + ":80"); r.Outcome != Answered {
-			return fmt.Errorf("%s", r)
-		}
-		return nil
-	})
-	open, err := tp.C1.NS.Dial(ctx, "tcp", "10.96.0.51:80")
+	steady, err := l.C1.NS.Dial(t.Context(), "udp", "10.96.0.52:80")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = open.Close() }()
-	far, err := ln.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = far.Close() }()
-
+	defer func() { _ = steady.Close() }()
+	oldest := open()
 	for i := 1; i < len(order); i++ {
 		was, to := order[i-1], order[i]
-		if was.String() == to.String() {
-			continue
+		step := was.String() + " to " + to.String()
+		// Of a node that is to lose its proxy, or had none, only what is open counts.
+		serves := was.Name != "none" && to.Name != "none"
+		var pairs [][2]net.Conn
+		if was.Name != "none" {
+			pairs = append(pairs, open())
 		}
-		during := []*traffic{newTraffic(t, tp.C1, vip+":80"), newTraffic(t, tp.X, tp.N1.IP.String()+":30080")}
-		next := to.New(t, tp.N1.NS)
-		if err := p.Switch(ctx, next, to.NodePortAddresses); err != nil {
-			t.Fatalf("%s to %s: %v", was, to, err)
+		var during []*traffic
+		if serves {
+			during = append(during, newTraffic(t, l.C1, vip+":80"), newTraffic(t, l.X, l.N1.IP.String()+":30080"))
+		}
+		next := to.New(t, l.N1.NS)
+		if err := p.Switch(t.Context(), next, to.NodePortAddresses); err != nil {
+			t.Fatalf("%s: %v", step, err)
 		}
 		current = next
 		for _, tr := range during {
-			nettest.Eventually(t, 5*time.Second, "an answer", func() error {
+			nettest.Eventually(t, 3*patience, "an answer", func() error {
 				if tr.answered.Load() == 0 {
 					return errors.New("none")
 				}
 				return nil
 			})
 			tr.stop()
-			if tr.others[Refused]+tr.others[Denied] > 0 {
-				t.Errorf("%s to %s: %d answered, others %v", was, to, tr.answered.Load(), tr.others)
+			if n := tr.others[Refused] + tr.others[Denied] + tr.others[Closed]; n > 0 {
+				t.Errorf("%s: %d answered, others %v", step, tr.answered.Load(), tr.others)
 			}
 		}
 		if st := p.Status(); st.Mode != to.Name {
-			t.Errorf("%s to %s: status says %s", was, to, st.Mode)
+			t.Errorf("%s: status says %s", step, st.Mode)
 		}
-		// The old mode finds nothing of its own any more.
-		if got := leftovers(t, tp.N1, to.Name); got != "" {
-			t.Errorf("%s to %s: %s", was, to, got)
+		if got := leftovers(t, l.N1, to.Name); got != "" && was.Name != "ipvs" { // which drains
+			t.Errorf("%s: %s", step, got)
 		}
-		if err := echo(open, far); err != nil {
-			t.Errorf("%s to %s: the open connection: %v", was, to, err)
+		for _, pair := range append(pairs, oldest) {
+			if err := echo(pair[0], pair[1]); err != nil {
+				t.Errorf("%s: an open connection: %v", step, err)
+			}
+		}
+		if to.Name == "none" {
+			wantOutcome(t, step, l.C1.TCP(vip+":80"), Silence)
+			continue
+		}
+		want(t, step, l.C1.TCP(vip+":80"), anyPeer, l.B2)
+		nettest.Eventually(t, patience, step+": an answer to a UDP client that keeps its port", func() error {
+			if r := talk(steady, "udp", time.Now()); r.Outcome != Answered {
+				return fmt.Errorf("%s", r)
+			}
+			return nil
+		})
+	}
+	if got := l.N1.tool(t, "nft", "list", "table", "ip", "foreign"); !strings.Contains(got, "192.0.2.1") {
+		t.Errorf("the foreign table is now:\n%s", got)
+	}
+	if got := l.N1.tool(t, "iptables-nft-save", "-t", "nat"); !strings.Contains(got, "--dport 4444") {
+		t.Errorf("the foreign rule is gone:\n%s", got)
+	}
+}
+
+// TestMixedModes gives two nodes different modes: each translates for its own clients,
+// and every pod and nodePort is reached from everywhere.
+func TestMixedModes(t *testing.T) {
+	nettest.NeedRoot(t)
+	nettest.LeakCheck(t)
+	all := available(t, slices.DeleteFunc(modes(), func(m Mode) bool { return m.Variant == "legacy" }))
+	for i := range all {
+		for j := range all {
+			if i >= j || (os.Getenv("KPLAB_LONG") == "" && j != i+1) {
+				continue
+			}
+			a, b := all[i], all[j]
+			t.Run(a.String()+"+"+b.String(), func(t *testing.T) {
+				l := newLab(t, a, b)
+				svc := Service("web", NodePort(30080))
+				l.Serve(t, svc, Ready(l.B1), Ready(l.B2))
+				for _, from := range []*Host{l.C1, l.C2, l.N1, l.N2} {
+					seen := map[string]bool{}
+					for range 24 {
+						r := from.TCP(vip + ":80")
+						want(t, from.Name, r, anyPeer, l.B1, l.B2)
+						seen[r.Backend] = true
+					}
+					if len(seen) != 2 {
+						t.Errorf("%s met %v", from.Name, seen)
+					}
+				}
+				for _, n := range []*Host{l.N1, l.N2} {
+					want(t, "x by "+n.Name, l.X.TCP(n.IP.String()+":30080"), anyPeer, l.B1, l.B2)
+					want(t, "c1 by "+n.Name, l.C1.TCP(n.IP.String()+":30080"), anyPeer, l.B1, l.B2)
+				}
+			})
 		}
 	}
 }

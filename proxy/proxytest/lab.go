@@ -5,12 +5,14 @@ package proxytest
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/kplab/kplab/internal/netns"
+	"github.com/kplab/kplab/internal/nettest"
 	"github.com/kplab/kplab/proxy"
 )
 
@@ -58,15 +60,27 @@ type labNode struct {
 	mode    proxy.Mode
 	table   proxy.ConntrackTable
 	current *proxy.Snapshot
+	// nodePorts says where nodePorts answer.
+	nodePorts []string
 }
 
 // NewLab builds a topology and gives each node a mode of its own. Cleanup of the
 // modes runs before the namespaces go, and must succeed twice.
 func NewLab(t *testing.T, m Mode) *Lab {
 	t.Helper()
+	return newLab(t, m, m)
+}
+
+// newLab gives the two nodes modes that may differ; rows go by the first.
+func newLab(t *testing.T, m, second Mode) *Lab {
+	t.Helper()
+	for _, feature := range slices.Concat(m.Needs, second.Needs) {
+		nettest.Need(t, feature)
+	}
 	lab := &Lab{Topology: NewTopology(t), Mode: m.Name, nodePorts: m.NodePortAddresses, variant: m.Variant, Zones: map[string]string{"n1": "a", "n2": "b"}}
-	for _, h := range []*Host{lab.N1, lab.N2} {
-		n := &labNode{host: h, mode: m.New(t, h.NS), table: proxy.NewConntrack(h.NS)}
+	for i, h := range []*Host{lab.N1, lab.N2} {
+		its := [2]Mode{m, second}[i]
+		n := &labNode{host: h, mode: its.New(t, h.NS), table: proxy.NewConntrack(h.NS), nodePorts: its.NodePortAddresses}
 		if err := n.mode.Probe(t.Context()); err != nil {
 			t.Fatalf("probe: %v", err)
 		}
@@ -96,7 +110,7 @@ func (l *Lab) Apply(tb testing.TB, services []*corev1.Service, slices ...*discov
 		facts := proxy.Facts{
 			NodeName: n.host.Name, NodeIPs: []netip.Addr{n.host.IP}, Zone: l.Zones[n.host.Name],
 			ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix(ClusterCIDR)}, LocalhostNodePorts: true,
-			ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix(ServiceCIDR)}, NodePortAddresses: l.nodePorts,
+			ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix(ServiceCIDR)}, NodePortAddresses: n.nodePorts,
 		}
 		if l.change != nil {
 			l.change(&facts)

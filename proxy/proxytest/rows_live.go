@@ -107,27 +107,21 @@ func (p *live) set(t *testing.T, svc *corev1.Service, target int32, eps ...disco
 		}
 	}
 	nettest.Eventually(t, 20*time.Second, "the change", func() error {
-		for _, s := range p.Wanted().Services {
-			if s.Name == svc.Name && len(s.Ready()) >= 0 && p.Status().Syncs > before && p.Witness().Snapshot().Pending == 0 && held(p.Current(), svc.Name, len(eps)) {
-				return nil
-			}
+		if p.Status().Syncs > before && p.Witness().Snapshot().Pending == 0 && held(p.Current(), svc.Name, len(eps)) {
+			return nil
 		}
 		return fmt.Errorf("status is %+v", p.Status())
 	})
 }
 
-// held says whether a snapshot has a Service with so many endpoints, ready or not.
+// held says whether a snapshot has a Service with so many endpoints that serve.
 func held(s *proxy.Snapshot, name string, endpoints int) bool {
 	if s == nil {
 		return false
 	}
-	n := 0
-	for _, c := range s.Endpoints {
-		n += c
-	}
 	for _, p := range s.Services {
 		if p.Name == name {
-			return n == endpoints
+			return len(p.Serving) == endpoints
 		}
 	}
 	return false
