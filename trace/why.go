@@ -111,9 +111,10 @@ func whyChecks() []check {
 		{"its named port is known to the pods", namedPort},
 		{"EndpointSlices name the pods", slicesComplete},
 		{"a program listens on the target port", programListens},
-		{"the name resolves", nameResolves},
 		{"it can be reached from there", reachable},
 		{"a request is answered", requestAnswered},
+		// Behind the request: names come through the same rules.
+		{"the name resolves", nameResolves},
 		{"every endpoint can be reached", endpointsReached},
 		{"the rules name every endpoint", rulesComplete},
 		{"no flow is stuck to an endpoint that has gone", flowsFresh},

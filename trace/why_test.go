@@ -293,17 +293,13 @@ func injuries() []injury {
 			ip := w.podIP("one")
 			w.patch("web", replace("/spec/selector/app", `"one"`))
 			w.patch("web", replace("/spec/ports/0/targetPort", "80"))
-			w.ip("node1", "route", "add", "unreachable", ip, "metric", "0", "table", "main")
 			w.ip("node1", "rule", "add", "to", ip, "unreachable", "pref", "1")
-			return func() {
-				w.ip("node1", "rule", "del", "pref", "1")
-				w.ip("node1", "route", "del", "unreachable", ip, "metric", "0", "table", "main")
-			}
+			return func() { w.ip("node1", "rule", "del", "pref", "1") }
 		}, want: "no-route", unsettled: true, long: true},
 		{name: "a device with a smaller MTU", injure: func(w ward) func() {
 			w.ip("node2", "link", "set", "eth0", "mtu", "1300")
 			return func() { w.ip("node2", "link", "set", "eth0", "mtu", "1500") }
-		}, want: "mtu", says: []string{"1300"}},
+		}, from: "pod/client", want: "mtu", says: []string{"1300"}},
 		{name: "a NetworkPolicy", injure: func(w ward) func() {
 			w.Apply(`{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: nobody}, spec: {podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress]}}`)
 			return func() {
@@ -332,7 +328,7 @@ func injuries() []injury {
 				mend()
 				w.ip("node2", "link", "set", "eth0", "mtu", "1500")
 			}
-		}, want: "rules-flushed", also: "mtu"},
+		}, from: "pod/client", want: "rules-flushed", also: "mtu"},
 	}
 }
 
