@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -198,6 +199,10 @@ func (n *Node) setUp() error {
 			return err
 		}
 		n.member = m
+	}
+	// Others note things there too, the node's proxy among them.
+	if err := os.MkdirAll(n.cfg.RuntimeDir, 0o755); err != nil {
+		return fmt.Errorf("make the node's directory: %w", err)
 	}
 	confDir := filepath.Join(n.cfg.StateDir, "cni", "net.d")
 	err := cni.WriteConflist(confDir, cni.Conflist{
