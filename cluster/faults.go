@@ -471,6 +471,12 @@ func (x *LinkFaults) add(more LinkFaults) {
 
 func (x *LinkFaults) empty() bool { return *x == LinkFaults{To: x.To} }
 
+// cuts tells whether nothing gets to the other end and back.
+func (x *LinkFaults) cuts() bool {
+	share, _ := strconv.ParseFloat(strings.TrimSuffix(x.Loss, "%"), 64) // checked before; none is 0
+	return x.Down || x.Drop != "" || share == 100
+}
+
 // turned is a direction seen from the other end.
 func turned(drop string) string {
 	switch node.Drop(drop) {

@@ -62,8 +62,9 @@ func (l *Lab) enforceNode(ctx context.Context, name string, s *station, servers 
 	}
 	errs := []error{s.setFault(l, name, want)}
 	_, paused := l.faults.on(name, NodePaused)
-	s.api.refused.Store(l.apiStopped() != "")
-	s.freeze(paused, l.apiStopped() != "")
+	_, cut := l.cutOff(name)
+	s.api.refused.Store(cut)
+	s.freeze(paused, cut)
 	if s.proxy != nil {
 		errs = append(errs, s.proxy.SetHold(ctx, l.holdOf(name)))
 	}
@@ -92,15 +93,42 @@ func (l *Lab) holdOf(name string) proxy.Hold {
 	if _, flushed := l.faults.on(name, RulesFlushed); flushed {
 		return proxy.Flushed
 	}
-	if _, frozen := l.faults.on(name, ProxyFrozen, NodePaused); frozen || l.apiStopped() != "" {
+	if _, frozen := l.faults.on(name, ProxyFrozen, NodePaused); frozen {
 		return proxy.Frozen
+	}
+	if _, cut := l.cutOff(name); cut {
+		return proxy.Frozen // it hears of nothing new
 	}
 	return proxy.Free
 }
 
 // holderOf returns the fault that holds a node's proxy.
 func (l *Lab) holderOf(name string) (Fault, bool) {
-	return l.faults.on(name, RulesFlushed, ProxyFrozen, NodePaused, APIStopped)
+	if f, held := l.faults.on(name, RulesFlushed, ProxyFrozen, NodePaused); held {
+		return f, true
+	}
+	return l.cutOff(name)
+}
+
+// cutOff returns the fault that keeps a node's kubelet and proxy from the API: the API is
+// stopped for it, or no packet gets there and back. In this process they would not need
+// the network.
+func (l *Lab) cutOff(name string) (Fault, bool) {
+	api := l.cfg.APINode().Name
+	for _, f := range l.Faults() {
+		if f.Kind == APIStopped {
+			return f, true
+		}
+		if f.Kind != LinkFault || !f.Link.cuts() || name == api {
+			continue
+		}
+		ends := []string{f.Node, f.Link.To}
+		whole := f.Link.To == "" && (f.Node == name || f.Node == api)
+		if whole || slices.Contains(ends, name) && slices.Contains(ends, api) {
+			return f, true
+		}
+	}
+	return Fault{}, false
 }
 
 // apiStopped says for whom the API is stopped; "" is for nobody.
@@ -144,7 +172,7 @@ func (l *Lab) awaitLeases(ctx context.Context) {
 	defer tick.Stop()
 	leases := l.informers.Coordination().V1().Leases().Lister().Leases(corev1.NamespaceNodeLease)
 	for name := range l.running() {
-		if _, paused := l.faults.on(name, NodePaused); paused {
+		if !l.canReport(name) {
 			continue
 		}
 		for {

@@ -20,6 +20,7 @@ import (
 	"github.com/kplab/kplab/internal/settle"
 	"github.com/kplab/kplab/node"
 	"github.com/kplab/kplab/proxy"
+	"github.com/kplab/kplab/sandbox"
 )
 
 // station is what runs of one node in this process, and how it can be held up.
@@ -90,7 +91,7 @@ func (l *Lab) nodeWitnesses() (out []*settle.Witness) {
 	stations := l.running()
 	for _, name := range slices.Sorted(maps.Keys(stations)) {
 		s := stations[name]
-		if _, paused := l.faults.on(name, NodePaused); !paused && l.apiStopped() == "" {
+		if l.canReport(name) {
 			out = append(out, s.node.Witness(), s.node.Announcements())
 		}
 		if s.proxy != nil && s.proxy.Status().Hold == proxy.Free {
@@ -164,13 +165,20 @@ func (l *Lab) notControlPlane(name string, action NodeAction) error {
 	return fmt.Errorf("node %s is the control plane, which a lab cannot %s; `kplab fault add api-stopped` stops its API, `kplab node pause %s` its kubelet and proxy", name, action, name)
 }
 
-// awaitNode waits until a node is ready.
+// canReport tells whether a node that runs can say how it is.
+func (l *Lab) canReport(name string) bool {
+	_, paused := l.faults.on(name, NodePaused)
+	_, cut := l.cutOff(name)
+	return !paused && !cut
+}
+
+// awaitNode waits until a node is ready, unless it cannot say so.
 func (l *Lab) awaitNode(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready after %s", readyTimeout))
 	defer cancel()
 	tick := time.NewTicker(settleInterval)
 	defer tick.Stop()
-	for !l.nodeReady(name) {
+	for l.canReport(name) && !l.nodeReady(name) {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("node %s runs, and is not ready: %w; see `kplab kubectl describe node %s`", name, context.Cause(ctx), name)
@@ -230,6 +238,9 @@ func (l *Lab) powerOff(ctx context.Context, name string, s *station, gently bool
 	if gently {
 		l.askToEnd(ctx, name)
 	}
+	for _, p := range l.processesOf(name) {
+		_ = p.Signal(syscall.SIGKILL) // an error says that it has ended
+	}
 	errs := []error{l.fabric.Detach(name)}
 	if s != nil {
 		s.end()
@@ -259,24 +270,29 @@ func (l *Lab) powerOff(ctx context.Context, name string, s *station, gently bool
 func (l *Lab) askToEnd(ctx context.Context, name string) {
 	ctx, cancel := context.WithTimeout(ctx, stopGrace)
 	defer cancel()
-	var wait []<-chan struct{}
-	for _, sb := range l.runtime.List() {
-		if sb.Spec().Node != name {
-			continue
-		}
-		for _, p := range sb.Processes() {
-			if p.Signal(syscall.SIGTERM) == nil { // an error says that it has ended
-				wait = append(wait, p.Done())
-			}
+	var asked []*sandbox.Process
+	for _, p := range l.processesOf(name) {
+		if p.Signal(syscall.SIGTERM) == nil { // an error says that it has ended
+			asked = append(asked, p)
 		}
 	}
-	for _, done := range wait {
+	for _, p := range asked {
 		select {
-		case <-done:
+		case <-p.Done():
 		case <-ctx.Done():
 			return
 		}
 	}
+}
+
+// processesOf returns the processes of a node's pods.
+func (l *Lab) processesOf(name string) (all []*sandbox.Process) {
+	for _, sb := range l.runtime.List() {
+		if sb.Spec().Node == name {
+			all = append(all, sb.Processes()...)
+		}
+	}
+	return all
 }
 
 // end ends what runs of the node, and waits for it.

@@ -339,9 +339,11 @@ func (l *Lab) startNodes(context.Context) (string, error) {
 // startNode makes and runs the kubelet of a node.
 func (l *Lab) startNode(n NodeConfig) error {
 	s := newStation()
-	// A node that is paused must not say that it lives, not even once.
+	// A node that is paused, or cut off, must not say that it lives, not even once.
 	_, paused := l.faults.on(n.Name, NodePaused)
+	_, cut := l.cutOff(n.Name)
 	set(&s.api.hold, paused)
+	s.api.refused.Store(cut)
 	cfg, err := l.nodeConfig(n, s)
 	if err != nil {
 		return err
@@ -452,7 +454,7 @@ func (l *Lab) awaitNodes(ctx context.Context) error {
 	for {
 		var waiting []string
 		for name := range l.running() {
-			if _, paused := l.faults.on(name, NodePaused); !paused && !l.nodeReady(name) {
+			if l.canReport(name) && !l.nodeReady(name) {
 				waiting = append(waiting, name)
 			}
 		}

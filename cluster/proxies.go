@@ -86,6 +86,7 @@ func (l *Lab) startProxy(ctx context.Context, n NodeConfig) error {
 	s.proxy = p
 	l.proxyMu.Unlock()
 	s.runs(l.loops.runApart("proxy of node "+n.Name, p.Run))
+	l.eventRecorder("kube-proxy").Event(nodeRef(n.Name), corev1.EventTypeNormal, "Starting", "")
 	l.announce(n.Name, mode)
 	return nil
 }
@@ -177,8 +178,12 @@ func (l *Lab) announce(nodeName string, mode proxy.Mode) {
 	if mode.Name() != "ipvs" {
 		return
 	}
-	ref := &corev1.ObjectReference{Kind: "Node", Name: nodeName, UID: types.UID(nodeName)}
-	l.eventRecorder("kube-proxy").Event(ref, corev1.EventTypeWarning, "IPVSDeprecation", ipvsDeprecated)
+	l.eventRecorder("kube-proxy").Event(nodeRef(nodeName), corev1.EventTypeWarning, "IPVSDeprecation", ipvsDeprecated)
+}
+
+// nodeRef is what events of a node's kube-proxy are about: as upstream, by the name.
+func nodeRef(name string) *corev1.ObjectReference {
+	return &corev1.ObjectReference{Kind: "Node", Name: name, UID: types.UID(name)}
 }
 
 // SetProxy changes the mode of a node's proxy, or with nodeName "" of all nodes,

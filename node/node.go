@@ -58,6 +58,7 @@ type Node struct {
 	statuses    *pace.Runner
 	witness     *settle.Witness
 	events      record.EventBroadcaster
+	recorder    record.EventRecorder
 
 	mu      sync.Mutex
 	failing map[string]error // by what fails; see note
@@ -119,6 +120,7 @@ func New(cfg Config) (*Node, error) {
 	// An event that cannot be written any more (the API stops before the nodes do) is
 	// no news for the person in front of the terminal.
 	n.events = record.NewBroadcaster(record.WithContext(klog.NewContext(context.Background(), logr.Discard())))
+	n.recorder = n.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelet", Host: cfg.Name})
 	if err := n.setUp(); err != nil {
 		return nil, errors.Join(fmt.Errorf("set up node %s: %w", cfg.Name, err), n.Close())
 	}
@@ -228,7 +230,7 @@ func (n *Node) setUp() error {
 	n.kubelet, err = kubelet.New(kubelet.Config{
 		NodeName: n.cfg.Name, NodeIP: n.cfg.IP.Addr(), SecondaryNodeIP: n.cfg.SecondaryIP.Addr(), NodeNS: n.member.NS,
 		Client: n.cfg.Client, Informers: n.cfg.Informers,
-		Recorder: n.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubelet", Host: n.cfg.Name}),
+		Recorder: n.recorder,
 		Intake:   n.cfg.Intake, Work: n.cfg.Work,
 		Runtime: n.cfg.Runtime, Network: network, Witness: n.witness, Dir: filepath.Join(n.cfg.StateDir, "kubelet"),
 		MemoryDir:  filepath.Join(n.cfg.RuntimeDir, "memory"),
@@ -264,6 +266,7 @@ func (n *Node) Run(ctx context.Context) error {
 	defer cancel()
 	n.events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: n.cfg.Events.CoreV1().Events("")})
 	defer n.events.Shutdown()
+	n.event("Starting", "Starting kubelet.")
 
 	parts := []struct {
 		what string

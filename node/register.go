@@ -21,6 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/kplab/kplab/node/kubelet"
 )
@@ -45,7 +46,10 @@ func (n *Node) register(ctx context.Context) error {
 	if apierrors.IsNotFound(err) {
 		node := n.object()
 		n.status(node)
-		now, err = nodes.Create(ctx, node, metav1.CreateOptions{})
+		if now, err = nodes.Create(ctx, node, metav1.CreateOptions{}); err == nil {
+			n.tell(nil, node.Status.Conditions)
+			n.event("NodeAllocatableEnforced", "Updated Node Allocatable limit across pods")
+		}
 		if apierrors.IsAlreadyExists(err) {
 			now, err = nodes.Get(ctx, n.cfg.Name, metav1.GetOptions{})
 		}
@@ -66,7 +70,44 @@ func (n *Node) register(ctx context.Context) error {
 	if _, err := nodes.UpdateStatus(ctx, want, metav1.UpdateOptions{}); err != nil {
 		return fmt.Errorf("write the status of node %s: %w", n.cfg.Name, err)
 	}
+	n.tell(now.Status.Conditions, want.Status.Conditions)
 	return nil
+}
+
+// conditionEvents are the reasons of the events that a kubelet makes when a condition
+// becomes what is right.
+var conditionEvents = []struct {
+	condition corev1.NodeConditionType
+	reason    string
+}{
+	{corev1.NodeMemoryPressure, "NodeHasSufficientMemory"},
+	{corev1.NodeDiskPressure, "NodeHasNoDiskPressure"},
+	{corev1.NodePIDPressure, "NodeHasSufficientPID"},
+	{corev1.NodeReady, "NodeReady"},
+}
+
+// tell makes an event for each condition that has changed.
+func (n *Node) tell(before, now []corev1.NodeCondition) {
+	status := func(all []corev1.NodeCondition, of corev1.NodeConditionType) corev1.ConditionStatus {
+		for _, c := range all {
+			if c.Type == of {
+				return c.Status
+			}
+		}
+		return ""
+	}
+	for _, e := range conditionEvents {
+		if status(before, e.condition) != status(now, e.condition) {
+			n.event(e.reason, "Node %s status is now: %s", n.cfg.Name, e.reason)
+		}
+	}
+}
+
+// event makes an event about the node. As in stock kubelets' events, the node's name
+// stands for its UID: a kubelet speaks before it knows that.
+func (n *Node) event(reason, format string, args ...any) {
+	ref := &corev1.ObjectReference{Kind: "Node", Name: n.cfg.Name, UID: types.UID(n.cfg.Name)}
+	n.recorder.Eventf(ref, corev1.EventTypeNormal, reason, format, args...)
 }
 
 // known returns the Node object, from the watch where it has it.
@@ -226,6 +267,7 @@ func (n *Node) renew(ctx context.Context, lease *coordinationv1.Lease) (*coordin
 		if apierrors.IsNotFound(err) {
 			seconds := int32(leaseSeconds)
 			made := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: n.cfg.Name}}
+			n.own(ctx, made)
 			made.Spec = coordinationv1.LeaseSpec{HolderIdentity: &n.cfg.Name, LeaseDurationSeconds: &seconds, RenewTime: &now}
 			made, err := leases.Create(ctx, made, metav1.CreateOptions{})
 			if err != nil {
@@ -239,6 +281,7 @@ func (n *Node) renew(ctx context.Context, lease *coordinationv1.Lease) (*coordin
 		lease = found
 	}
 	next := lease.DeepCopy()
+	n.own(ctx, next)
 	seconds := int32(leaseSeconds)
 	next.Spec.HolderIdentity, next.Spec.LeaseDurationSeconds, next.Spec.RenewTime = &n.cfg.Name, &seconds, &now
 	done, err := leases.Update(ctx, next, metav1.UpdateOptions{})
@@ -246,6 +289,16 @@ func (n *Node) renew(ctx context.Context, lease *coordinationv1.Lease) (*coordin
 		return nil, err
 	}
 	return done, nil
+}
+
+// own makes a lease go with the Node object, once that is there.
+func (n *Node) own(ctx context.Context, lease *coordinationv1.Lease) {
+	if len(lease.OwnerReferences) > 0 {
+		return
+	}
+	if node, err := n.known(ctx); err == nil { // else the next renewal does it
+		lease.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}
+	}
 }
 
 // memory is the machine's, which the nodes share.

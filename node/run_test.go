@@ -367,3 +367,46 @@ func TestRoutesFollowNodeObjects(t *testing.T) {
 		}
 	}
 }
+
+// TestNodeEvents looks for what a kubelet says of its node when it begins, and when it is
+// back after a silence.
+func TestNodeEvents(t *testing.T) {
+	l := newLab(t)
+	count := func(reason string) (n int) {
+		events, err := l.client.CoreV1().Events("").List(context.Background(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range events.Items {
+			if e.Reason == reason && e.InvolvedObject.Name == one.Name && e.InvolvedObject.Kind == "Node" {
+				n += int(max(e.Count, 1))
+			}
+		}
+		return n
+	}
+	for _, reason := range []string{"Starting", "NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID", "NodeAllocatableEnforced", "NodeReady"} {
+		nettest.Eventually(t, patience, "event "+reason, func() error {
+			if count(reason) == 0 {
+				return fmt.Errorf("no event %s of %s", reason, one.Name)
+			}
+			return nil
+		})
+	}
+	before := count("NodeReady")
+	node, err := l.client.CoreV1().Nodes().Get(context.Background(), one.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range node.Status.Conditions {
+		node.Status.Conditions[i].Status = corev1.ConditionUnknown
+	}
+	if _, err := l.client.CoreV1().Nodes().UpdateStatus(context.Background(), node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	nettest.Eventually(t, patience, "the node to say that it is back", func() error {
+		if n := count("NodeReady"); n <= before {
+			return fmt.Errorf("%d events NodeReady, %d before", n, before)
+		}
+		return nil
+	})
+}

@@ -57,6 +57,8 @@ type Controller struct {
 	// planned is when a look at a node is planned already: a renewal must not add one
 	// timer each time.
 	planned map[string]time.Time
+	// registered are the nodes that this process has told of, by name.
+	registered map[string]types.UID
 }
 
 // New makes the controller and subscribes it to nodes, Leases and pods.
@@ -72,6 +74,8 @@ func New(d loop.Deps) *Controller {
 		pods:     pods.Lister(),
 		heard:    map[string]time.Time{},
 		planned:  map[string]time.Time{},
+
+		registered: map[string]types.UID{},
 	}
 	c.loop = loop.New(loop.Options[loop.Key]{Name: "nodelifecycle", Workers: 2, Sync: c.sync, Deps: d})
 	loop.Watch(c.loop, "nodes", nodes.Informer(), c.onNode)
@@ -95,6 +99,7 @@ func (c *Controller) onNode(old, cur *corev1.Node) {
 		c.mu.Lock()
 		delete(c.heard, old.Name)
 		c.mu.Unlock()
+		c.loop.Add(loop.Key{Name: old.Name})
 		return
 	}
 	if old == nil {
@@ -159,11 +164,13 @@ func (c *Controller) sync(ctx context.Context, key loop.Key) error {
 		c.mu.Lock()
 		delete(c.planned, key.Name)
 		c.mu.Unlock()
+		c.register(key.Name, "")
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	c.register(node.Name, node.UID)
 	silent := c.silentFor(node.Name)
 	if silent < grace {
 		c.plan(key, grace-silent)
@@ -178,6 +185,29 @@ func (c *Controller) sync(ctx context.Context, key loop.Key) error {
 		c.keepTaints(ctx, node, corev1.ConditionUnknown),
 		c.markPods(ctx, node.Name),
 	)
+}
+
+// register tells of a node that is new to this process, or with uid "" of one that has
+// gone.
+func (c *Controller) register(name string, uid types.UID) {
+	c.mu.Lock()
+	had := c.registered[name]
+	if uid == "" {
+		delete(c.registered, name)
+	} else {
+		c.registered[name] = uid
+	}
+	c.mu.Unlock()
+	tell := func(uid types.UID, reason, what string) {
+		ref := &corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: name, UID: uid}
+		c.recorder.Eventf(ref, corev1.EventTypeNormal, reason, "Node %s event: %s", name, fmt.Sprintf(what, name))
+	}
+	if had != "" && had != uid {
+		tell(had, "RemovingNode", "Removing Node %s from Controller")
+	}
+	if uid != "" && had != uid {
+		tell(uid, "RegisteredNode", "Registered Node %s in Controller")
+	}
 }
 
 // readiness returns the node's Ready condition, "" when it has none yet.
