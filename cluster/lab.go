@@ -126,7 +126,6 @@ func (l *Lab) steps() []step {
 		{"controllers", l.startControllers},
 		{"nodes", l.startNodes},
 		{"proxy", l.startProxies},
-		{"netpolicy", l.startPolicies},
 		{"dns", l.startDNS},
 		{"settle", l.awaitReady},
 	}

@@ -46,10 +46,19 @@ func (c *Config) addressPlan() controller.AddressPlan {
 		NodeSubnets: []netip.Prefix{n.NodeSubnet}, PodSubnets: []netip.Prefix{n.PodSubnet},
 		ServiceSubnets: []netip.Prefix{n.ServiceSubnet}, Taken: map[netip.Addr]string{n.Outside: "the client outside"},
 	}
-	fabric := node.FabricConfig{Subnet: n.NodeSubnet, Outside: n.Outside}
+	if second := n.Secondary; second.NodeSubnet.IsValid() {
+		plan.NodeSubnets = append(plan.NodeSubnets, second.NodeSubnet)
+		plan.PodSubnets = append(plan.PodSubnets, second.PodSubnet)
+		plan.ServiceSubnets = append(plan.ServiceSubnets, second.ServiceSubnet)
+		plan.Taken[second.Outside] = "the client outside"
+	}
+	fabric := node.FabricConfig{Subnet: n.NodeSubnet, Outside: n.Outside, SecondarySubnet: n.Secondary.NodeSubnet, SecondaryOutside: n.Secondary.Outside}
 	for _, k := range c.Nodes {
 		plan.Taken[k.Address] = "node " + k.Name
-		fabric.Nodes = append(fabric.Nodes, node.Peer{Name: k.Name, IP: k.Address})
+		if k.Secondary.Address.IsValid() {
+			plan.Taken[k.Secondary.Address] = "node " + k.Name
+		}
+		fabric.Nodes = append(fabric.Nodes, node.Peer{Name: k.Name, IP: k.Address, SecondaryIP: k.Secondary.Address})
 	}
 	for _, ip := range fabric.Routers() {
 		plan.Taken[ip] = "the router of the node network"
@@ -107,10 +116,11 @@ func (l *Lab) keepPool(ctx context.Context) error {
 // keep addresses that the new pool has too. The settings are kept for the next start.
 func (l *Lab) SetLoadBalancer(ctx context.Context, pool string) error {
 	want := LoadBalancerConfig{Pool: pool}
+	l.proxyMu.Lock()
 	if err := want.validate(l.cfg.addressPlan()); err != nil {
+		l.proxyMu.Unlock()
 		return err
 	}
-	l.proxyMu.Lock()
 	before := l.cfg.LoadBalancer
 	l.cfg.LoadBalancer = want
 	err := l.keepPool(ctx)
@@ -150,7 +160,10 @@ func (l *Lab) LoadBalancer() LoadBalancerStatus {
 		return s
 	}
 	s.Pool = m.Data[loadbalancer.PoolKey]
-	if p, err := loadbalancer.ParsePool(s.Pool, l.cfg.addressPlan()); err == nil {
+	l.proxyMu.Lock()
+	plan := l.cfg.addressPlan()
+	l.proxyMu.Unlock()
+	if p, err := loadbalancer.ParsePool(s.Pool, plan); err == nil {
 		n := p.Size(corev1.IPv4Protocol)
 		s.Size = n.Add(n, p.Size(corev1.IPv6Protocol)).String()
 	}

@@ -92,7 +92,7 @@ func (l *Lab) nodeWitnesses() (out []*settle.Witness) {
 	for _, name := range slices.Sorted(maps.Keys(stations)) {
 		s := stations[name]
 		if l.canReport(name) {
-			out = append(out, s.node.Witness(), s.node.Announcements())
+			out = append(out, s.node.Witness(), s.node.Announcements(), s.node.Policies())
 		}
 		if s.proxy != nil && s.proxy.Status().Hold == proxy.Free {
 			out = append(out, s.proxy.Witness())
@@ -396,7 +396,7 @@ func (l *Lab) withNode(n NodeConfig) (Config, NodeConfig, error) {
 		try.SetDefaults(0)
 		placed := try.Nodes[i]
 		try.Nodes = append(slices.Clone(have), placed)
-		err := errors.Join(try.validateNodes()...)
+		err := errors.Join(append(try.validateNodes(), try.LoadBalancer.validate(try.addressPlan()))...)
 		if err == nil && placed.Proxy != (ProxyConfig{}) {
 			placed.Proxy.validate("the node's proxy", func(format string, args ...any) { err = fmt.Errorf(format, args...) })
 		}

@@ -32,6 +32,7 @@ import (
 	"github.com/kplab/kplab/internal/settle"
 	"github.com/kplab/kplab/node/announce"
 	"github.com/kplab/kplab/node/kubelet"
+	"github.com/kplab/kplab/node/netpolicy"
 )
 
 // minInterval is the pause between two looks at the routes or the Node object. It
@@ -49,6 +50,8 @@ type Node struct {
 	kubelet *kubelet.Kubelet
 	// announcer answers for load balancer addresses.
 	announcer *announce.Announcer
+	// policies enforces NetworkPolicies for the node's pods.
+	policies *netpolicy.Enforcer
 
 	nodes       cache.SharedIndexInformer
 	nodesSynced cache.InformerSynced
@@ -143,6 +146,9 @@ func (n *Node) Witness() *settle.Witness { return n.witness }
 // Announcements tells how far the node has come with the addresses of load balancers
 // that it answers for.
 func (n *Node) Announcements() *settle.Witness { return n.announcer.Witness() }
+
+// Policies tells how far the node has come with NetworkPolicies.
+func (n *Node) Policies() *settle.Witness { return n.policies.Witness() }
 
 // Err says why the node cannot do its work now: what failed last and has not
 // succeeded since, of its links and routes, its Node object and its Lease. nil
@@ -243,6 +249,10 @@ func (n *Node) setUp() error {
 		NodeName: n.cfg.Name, NS: n.member.NS, Link: uplink, Informers: n.cfg.Informers, Log: n.cfg.Log,
 		Recorder: n.events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "loadbalancer-speaker", Host: n.cfg.Name}),
 	})
+	if err != nil {
+		return err
+	}
+	n.policies, err = netpolicy.New(netpolicy.Config{NodeName: n.cfg.Name, NS: n.member.NS, Informers: n.cfg.Informers, Log: n.cfg.Log})
 	return err
 }
 
@@ -279,6 +289,7 @@ func (n *Node) Run(ctx context.Context) error {
 		{"keep the lease", n.heartbeat},
 		{"run pods", n.kubelet.Run},
 		{"announce load balancer addresses", n.announcer.Run},
+		{"enforce network policies", n.policies.Run},
 	}
 	if n.cfg.KubeletTLS != nil {
 		parts = append(parts, struct {

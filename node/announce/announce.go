@@ -2,8 +2,9 @@
 
 // Package announce makes a node answer for load balancer addresses, as MetalLB's
 // speaker does in layer 2 mode: it answers ARP requests for the addresses of those
-// Services that name this node as their announcer, on the node network only, and
-// tells everybody there by gratuitous ARP when it takes one over.
+// Services that name this node as their announcer, on the node network only (for IPv6
+// it answers neighbour solicitations), and tells everybody there unasked when it takes
+// one over.
 //
 // The answers come from a packet socket and not from the kernel: no interface gets
 // the address. An address on a node would be delivered to the node itself where no
@@ -69,7 +70,11 @@ type Config struct {
 type Announcer struct {
 	cfg      Config
 	services corelisters.ServiceLister
-	synced   cache.InformerSynced
+	// informer, handle and from are the subscription: what to end, and the revision
+	// at which it came in.
+	informer cache.SharedIndexInformer
+	handle   cache.ResourceEventHandlerRegistration
+	from     string
 	looks    *pace.Runner
 	repeats  *pace.Runner
 	witness  *settle.Witness
@@ -91,8 +96,8 @@ func New(cfg Config) (*Announcer, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	a := &Announcer{cfg: cfg, addrs: map[netip.Addr]int{}, told: map[string]bool{}}
-	informer := cfg.Informers.Core().V1().Services()
-	a.services = informer.Lister()
+	a.services = cfg.Informers.Core().V1().Services().Lister()
+	a.informer = cfg.Informers.Core().V1().Services().Informer()
 	a.looks = pace.New(pace.Config{
 		Name: "announcements of " + cfg.NodeName, MinInterval: minInterval, MaxInterval: lookEvery,
 		OnError: func(err error) {
@@ -117,13 +122,14 @@ func New(cfg Config) (*Announcer, error) {
 		}
 		a.witness.Observe("services", rev)
 	}
-	reg, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+	a.from = a.informer.LastSyncResourceVersion()
+	var err error
+	a.handle, err = a.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) { on(nil, obj) }, UpdateFunc: on, DeleteFunc: func(obj any) { on(obj, nil) },
 	})
 	if err != nil {
 		return nil, fmt.Errorf("announcer of node %s: watch services: %w", cfg.NodeName, err)
 	}
-	a.synced = reg.HasSynced
 	return a, nil
 }
 
@@ -137,19 +143,20 @@ func (a *Announcer) Addresses() []netip.Addr {
 	return slices.SortedFunc(maps.Keys(a.addrs), netip.Addr.Compare)
 }
 
-// Run announces until ctx ends, and stops answering before it returns.
+// Run announces until ctx ends, and stops answering before it returns. It runs once.
 func (a *Announcer) Run(ctx context.Context) error {
-	if !cache.WaitForCacheSync(ctx.Done(), a.synced) {
-		return nil
+	if cache.WaitForCacheSync(ctx.Done(), a.handle.HasSynced) {
+		// A node that begins later than the informers heard of no deletion before.
+		a.witness.Observe("services", a.from)
+		a.looks.Kick()
 	}
-	a.looks.Kick()
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = a.repeats.Run(ctx) }) // it returns nil
 	err := a.looks.Run(ctx)
 	wg.Wait()
 	a.drop(nil)
 	a.readers.Wait()
-	return err
+	return errors.Join(err, a.informer.RemoveEventHandler(a.handle))
 }
 
 // look makes the set of addresses true, and the socket that answers for them.
@@ -167,7 +174,7 @@ func (a *Announcer) look(context.Context) error {
 		}
 		for _, in := range svc.Status.LoadBalancer.Ingress {
 			ip, err := netip.ParseAddr(in.IP)
-			if err != nil || !ip.Is4() || ptr.Deref(in.IPMode, corev1.LoadBalancerIPModeVIP) != corev1.LoadBalancerIPModeVIP {
+			if err != nil || ptr.Deref(in.IPMode, corev1.LoadBalancerIPModeVIP) != corev1.LoadBalancerIPModeVIP {
 				continue
 			}
 			want[ip] = repeats
@@ -241,14 +248,16 @@ func (a *Announcer) open() error {
 	// A new link: everybody has to hear of all of it.
 	a.addrs = map[netip.Addr]int{}
 	a.mu.Unlock()
-	a.readers.Go(func() {
-		err := l.answer(a.answers)
-		if a.drop(l) {
-			// Not closed by us: the link failed.
-			a.cfg.Log.Warn("the link on which load balancer addresses are announced failed; opening it again", "node", a.cfg.NodeName, "error", err)
-			a.looks.Kick()
-		}
-	})
+	for _, answer := range []func(func(netip.Addr) bool) error{l.answerARP, l.answerNDP} {
+		a.readers.Go(func() {
+			err := answer(a.answers)
+			if a.drop(l) {
+				// Not closed by us: the link failed.
+				a.cfg.Log.Warn("the link on which load balancer addresses are announced failed; opening it again", "node", a.cfg.NodeName, "error", err)
+				a.looks.Kick()
+			}
+		})
+	}
 	return nil
 }
 

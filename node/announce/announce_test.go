@@ -42,6 +42,21 @@ func TestARPReadsWhatItWrites(t *testing.T) {
 	}
 }
 
+func TestNDPReadsAndAnswers(t *testing.T) {
+	client, target := netip.MustParseAddr("fd00::200"), netip.MustParseAddr("fd00::240")
+	frame := advert([]byte{2, 0, 0, 0, 0, 9}, target, client, []byte{2, 0, 0, 0, 0, 1}, true)
+	if len(frame) != headerLen+ip6Len+32 || checksum(target, client, frame[headerLen+ip6Len:]) != 0 {
+		t.Errorf("an advertisement of %d bytes whose checksum does not add up", len(frame))
+	}
+	if _, ok := parseSolicit(frame); ok {
+		t.Error("an advertisement is taken for a question")
+	}
+	frame[headerLen+ip6Len] = typeSolicit
+	if q, ok := parseSolicit(frame); !ok || q.target != target || q.sender != target || q.senderMAC.String() != "02:00:00:00:00:09" {
+		t.Errorf("read %v %v", q, ok)
+	}
+}
+
 // run runs a tool in a namespace and returns what it said.
 func run(ns *netns.NS, argv ...string) (string, error) {
 	var out strings.Builder
@@ -61,8 +76,8 @@ func TestOnlyTheNamedNodeAnswers(t *testing.T) {
 	nettest.LeakCheck(t)
 	client, one := nettest.NewNS(t), nettest.NewNS(t)
 	nettest.Veth(t,
-		nettest.End{NS: client, Name: "eth0", Addrs: []netip.Prefix{netip.MustParsePrefix("10.0.0.200/24")}},
-		nettest.End{NS: one, Name: "eth0", Addrs: []netip.Prefix{netip.MustParsePrefix("10.0.0.132/24")}},
+		nettest.End{NS: client, Name: "eth0", Addrs: []netip.Prefix{netip.MustParsePrefix("10.0.0.200/24"), netip.MustParsePrefix("fd00:1::200/64")}},
+		nettest.End{NS: one, Name: "eth0", Addrs: []netip.Prefix{netip.MustParsePrefix("10.0.0.132/24"), netip.MustParsePrefix("fd00:1::132/64")}},
 	)
 	service := func(node string, addrs ...string) *corev1.Service {
 		s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u", Annotations: map[string]string{annotationNode: node}}}
@@ -71,7 +86,7 @@ func TestOnlyTheNamedNodeAnswers(t *testing.T) {
 		}
 		return s
 	}
-	api := fake.NewClientset(service("node1", "10.0.0.240"))
+	api := fake.NewClientset(service("node1", "10.0.0.240", "fd00:1::240"))
 	factory := informers.NewSharedInformerFactory(api, 0)
 	a, err := New(Config{NodeName: "node1", NS: one, Link: "eth0", Informers: factory})
 	if err != nil {
@@ -103,6 +118,7 @@ func TestOnlyTheNamedNodeAnswers(t *testing.T) {
 		return nil
 	}
 	nettest.Eventually(t, 20*time.Second, "the address is answered for", func() error { return resolves("10.0.0.240") })
+	nettest.Eventually(t, 20*time.Second, "the IPv6 address is answered for", func() error { return resolves("fd00:1::240") })
 	if err := resolves("10.0.0.241"); err == nil {
 		t.Error("an address is answered for that no Service has")
 	}

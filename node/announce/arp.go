@@ -68,12 +68,12 @@ func (a arp) reply(mac net.HardwareAddr) arp {
 	return arp{op: opReply, senderMAC: mac, sender: a.target, targetMAC: a.senderMAC, target: a.sender, ethernetReceiver: a.senderMAC}
 }
 
-// link is a packet socket on a link, for ARP only.
+// link is packet sockets on a link, one for the questions of each family.
 type link struct {
-	name  string
-	index int
-	mac   net.HardwareAddr
-	file  *os.File
+	name     string
+	index    int
+	mac      net.HardwareAddr
+	arp, ndp *os.File
 }
 
 func htons(v uint16) uint16 {
@@ -92,14 +92,12 @@ func openLink(ns *netns.NS, name string) (*link, error) {
 		if len(l.mac) != 6 {
 			return fmt.Errorf("link %s has no Ethernet address", name)
 		}
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, int(htons(unix.ETH_P_ARP)))
-		if err != nil {
-			return os.NewSyscallError("socket", err)
+		if l.arp, err = packetSocket(unix.ETH_P_ARP, dev.Index, "arp on "+name, nil); err != nil {
+			return err
 		}
-		if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: htons(unix.ETH_P_ARP), Ifindex: dev.Index}); err != nil {
-			return errors.Join(os.NewSyscallError("bind", err), unix.Close(fd))
+		if l.ndp, err = packetSocket(unix.ETH_P_IPV6, dev.Index, "ndp on "+name, solicitFilter()); err != nil {
+			return errors.Join(err, l.arp.Close())
 		}
-		l.file = os.NewFile(uintptr(fd), "arp on "+name)
 		return nil
 	})
 	if err != nil {
@@ -121,27 +119,52 @@ func (l *link) current(ns *netns.NS) (same bool, err error) {
 	return same, err
 }
 
-// close ends the socket; answer returns then.
-func (l *link) close() { _ = l.file.Close() } // nothing is buffered that could be lost
+// close ends the sockets; answer returns then.
+func (l *link) close() { _, _ = l.arp.Close(), l.ndp.Close() } // nothing is buffered that could be lost
 
-// answer replies to requests for addresses that mine knows, until the socket fails or
-// is closed.
-func (l *link) answer(mine func(netip.Addr) bool) error {
+// answerARP replies to requests for addresses that mine knows, until the socket fails
+// or is closed.
+func (l *link) answerARP(mine func(netip.Addr) bool) error {
+	return serve(l.arp, func(frame []byte) []byte {
+		q, ok := parseARP(frame)
+		// Who asks for its own address announces it; that is no question.
+		if !ok || q.op != opRequest || q.sender == q.target || !mine(q.target) {
+			return nil
+		}
+		return q.reply(l.mac).frame()
+	})
+}
+
+// answerNDP is answerARP for IPv6.
+func (l *link) answerNDP(mine func(netip.Addr) bool) error {
+	return serve(l.ndp, func(frame []byte) []byte {
+		q, ok := parseSolicit(frame)
+		switch {
+		case !ok || !mine(q.target):
+			return nil
+		case q.sender.IsUnspecified():
+			return advert(l.mac, q.target, everyone, everyoneMAC, false)
+		}
+		return advert(l.mac, q.target, q.sender, q.senderMAC, true)
+	})
+}
+
+// serve answers frames until the socket fails or is closed.
+func serve(socket *os.File, answer func(frame []byte) []byte) error {
 	buf := make([]byte, 256)
 	for {
-		n, err := l.file.Read(buf)
+		n, err := socket.Read(buf)
 		if errors.Is(err, unix.ENETDOWN) {
 			continue // the link was set down; the socket works again when it is up
 		}
 		if err != nil {
 			return err
 		}
-		q, ok := parseARP(buf[:n])
-		// Who asks for its own address announces it; that is no question.
-		if !ok || q.op != opRequest || q.sender == q.target || !mine(q.target) {
+		reply := answer(buf[:n])
+		if reply == nil {
 			continue
 		}
-		if _, err := l.file.Write(q.reply(l.mac).frame()); err != nil && !transient(err) {
+		if _, err := socket.Write(reply); err != nil && !transient(err) {
 			return err
 		}
 	}
@@ -152,12 +175,19 @@ func transient(err error) bool {
 	return errors.Is(err, unix.ENETDOWN) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EAGAIN)
 }
 
-// gratuitous tells everybody on the link that ip is here: as a request and as a
-// reply, since some listen only to one of them.
+// gratuitous tells everybody on the link that ip is here: in ARP as a request and as
+// a reply, since some listen only to one of them; in IPv6 by an advertisement that
+// nobody asked for.
 func (l *link) gratuitous(ip netip.Addr) error {
+	if ip.Is6() {
+		if _, err := l.ndp.Write(advert(l.mac, ip, everyone, everyoneMAC, false)); err != nil && !transient(err) {
+			return err
+		}
+		return nil
+	}
 	for _, op := range []uint16{opRequest, opReply} {
 		a := arp{op: op, senderMAC: l.mac, sender: ip, targetMAC: broadcast, target: ip, ethernetReceiver: broadcast}
-		if _, err := l.file.Write(a.frame()); err != nil && !transient(err) {
+		if _, err := l.arp.Write(a.frame()); err != nil && !transient(err) {
 			return err
 		}
 	}

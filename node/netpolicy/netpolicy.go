@@ -64,7 +64,7 @@ type Enforcer struct {
 	pods       corelisters.PodLister
 	namespaces corelisters.NamespaceLister
 	policies   networkinglisters.NetworkPolicyLister
-	synced     []cache.InformerSynced
+	listens    []subscription
 	runner     *pace.Runner
 	witness    *settle.Witness
 
@@ -102,6 +102,14 @@ func New(cfg Config) (*Enforcer, error) {
 	)
 }
 
+// subscription is one to an informer: what to end, and the revision at which it
+// came in.
+type subscription struct {
+	resource, from string
+	informer       cache.SharedIndexInformer
+	handle         cache.ResourceEventHandlerRegistration
+}
+
 // watch kicks the loop for events of a resource that changed says are of interest.
 func watch[T interface{ GetResourceVersion() string }](e *Enforcer, resource string, informer cache.SharedIndexInformer, changed func(old, cur T) bool) error {
 	e.witness.Observe(resource, "0")
@@ -114,7 +122,9 @@ func watch[T interface{ GetResourceVersion() string }](e *Enforcer, resource str
 			e.witness.Observe(resource, o.GetResourceVersion())
 		}
 	}
-	reg, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	s := subscription{resource: resource, informer: informer, from: informer.LastSyncResourceVersion()}
+	var err error
+	s.handle, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: handle, DeleteFunc: handle,
 		UpdateFunc: func(before, after any) {
 			old, ok := before.(T)
@@ -130,7 +140,7 @@ func watch[T interface{ GetResourceVersion() string }](e *Enforcer, resource str
 	if err != nil {
 		return fmt.Errorf("network policies of node %s: watch %s: %w", e.cfg.NodeName, resource, err)
 	}
-	e.synced = append(e.synced, reg.HasSynced)
+	e.listens = append(e.listens, s)
 	return nil
 }
 
@@ -157,16 +167,23 @@ func (e *Enforcer) pending() int {
 	return e.runner.Pending()
 }
 
-// Run enforces until ctx ends. The rules stay: they go with the node's namespace.
+// Run enforces until ctx ends. The rules stay: they go with the node's namespace. It
+// runs once.
 func (e *Enforcer) Run(ctx context.Context) error {
-	if !cache.WaitForCacheSync(ctx.Done(), e.synced...) {
-		return nil
+	for _, s := range e.listens {
+		if cache.WaitForCacheSync(ctx.Done(), s.handle.HasSynced) {
+			// A node that begins later than the informers heard of no deletion before.
+			e.witness.Observe(s.resource, s.from)
+		}
 	}
 	e.runner.Kick()
 	e.mu.Lock()
 	e.ready = true
 	e.mu.Unlock()
 	err := e.runner.Run(ctx)
+	for _, s := range e.listens {
+		err = errors.Join(err, s.informer.RemoveEventHandler(s.handle))
+	}
 	if e.conn != nil {
 		e.conn.Close()
 	}
