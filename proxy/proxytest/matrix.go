@@ -48,7 +48,8 @@ func NewMatrix() *Matrix {
 	m := &Matrix{Kernel: "unknown", Results: map[string]map[string]Result{}}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
-		m.Kernel = unix.ByteSliceToString(u.Release[:])
+		// What the packager adds says nothing about packets.
+		m.Kernel, _, _ = strings.Cut(unix.ByteSliceToString(u.Release[:]), "-")
 	}
 	return m
 }
@@ -143,7 +144,9 @@ func (m *Matrix) Merge(other *Matrix) {
 		for id, r := range other.Results[mode] {
 			have, known := m.Results[mode][id]
 			if (!known || have.Status == NA || have.Status == NotRun) && r.Status != NotRun && (r.Status != NA || !known) {
-				r.Where = other.Kernel
+				if other.Kernel != m.Kernel {
+					r.Where = other.Kernel
+				}
 				m.Results[mode][id] = r
 			}
 		}
