@@ -17,8 +17,9 @@ import (
 	"k8s.io/client-go/util/jsonpath"
 )
 
-// runTimeout is how long one command of a check may take.
-const runTimeout = 15 * time.Second
+// runTimeout is how long one command of a check may take. It only ends what hangs: a
+// command that waits for a packet brings its own, shorter one.
+const runTimeout = 40 * time.Second
 
 // ops are how a field may be compared.
 var ops = []string{"exists", "absent", "equals", "not-equals", "matches", "not-matches", "in", "at-least", "at-most"}

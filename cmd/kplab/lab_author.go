@@ -31,7 +31,7 @@ answer that the lab lists, and pass after the solution, in each proxy mode that 
 lab names; and of each check that it failed at least once.
 
 It brings up a lab of kplab for that and deletes it afterwards. With --name, that lab
-is used when it runs. Exit code 3 says that a lab is broken.`,
+is used, and left running. Exit code 3 says that an exercise is broken.`,
 		RunE: o.run(func(cmd *cobra.Command, args []string) error {
 			if err := checkReport(format); err != nil {
 				return err
@@ -75,11 +75,10 @@ func (o *labOptions) verify(cmd *cobra.Command, args []string, opts labs.VerifyO
 	if o.kubeconfig == "" && !named {
 		t.Name = fmt.Sprintf("verify-%d", os.Getpid())
 	}
-	_, running := cluster.Connect(t.Name)
-	if err := o.up(cmd, t.Name, true); err != nil {
+	if err := o.up(cmd, t.Name, !named); err != nil {
 		return nil, err
 	}
-	if o.kubeconfig == "" && running != nil {
+	if o.kubeconfig == "" && !named {
 		defer func() {
 			// Also after Ctrl-C, which ended the command's context.
 			_, e := cluster.Down(context.WithoutCancel(cmd.Context()), t.Name, cluster.DownOptions{Purge: true})
