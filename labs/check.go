@@ -159,6 +159,8 @@ func (c *Check) tryRun(ctx context.Context, w *World) (ok bool, seen string, err
 		}
 		return false, fmt.Sprintf("no end after %s", runTimeout), nil
 	}
+	// Most programs end their output with a line's end, which $ would not match.
+	r.Stdout, r.Stderr = strings.TrimRight(r.Stdout, "\n"), strings.TrimRight(r.Stderr, "\n")
 	said := lastLine(r.Stderr)
 	if said == "" {
 		said = lastLine(r.Stdout)
