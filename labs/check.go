@@ -205,11 +205,14 @@ func (c *Check) spread(stdout string) (ok bool, seen string, err error) {
 	slices.Sort(parts)
 	seen = fmt.Sprintf("%d: %s", total, strings.Join(parts[:min(len(parts), 8)], ", "))
 	within := func(bound string, x float64) bool {
+		if bound == "" {
+			return true
+		}
 		low, high, e := parseBound(bound)
 		if e != nil {
 			err = e
 		}
-		return bound == "" || x >= low && x <= high
+		return x >= low && x <= high
 	}
 	ok = within(c.Count, float64(total)) && within(c.Distinct, float64(len(counts)))
 	if c.Share != "" && total == 0 {
