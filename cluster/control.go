@@ -73,6 +73,7 @@ func (l *Lab) serveControl(ctx context.Context) error {
 		answer(w, struct{}{}, l.SetProxy(r.Context(), q.Get("node"), proxyConfigOf(q)))
 	})
 	l.serveFaults(mux)
+	l.serveHistory(mux)
 	mux.HandleFunc("GET /lb", func(w http.ResponseWriter, r *http.Request) {
 		answer(w, l.LoadBalancer(), nil)
 	})

@@ -65,6 +65,7 @@ type Lab struct {
 	// components are the witnesses of the controllers, by the component that they
 	// would be part of elsewhere; nil before they are made.
 	components atomic.Pointer[map[string][]*settle.Witness]
+	history    apiHistory
 	// startRevision is the newest revision when this process opened the store.
 	startRevision uint64
 

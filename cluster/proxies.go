@@ -48,6 +48,9 @@ func (l *Lab) startProxies(ctx context.Context) (string, error) {
 			}
 		}
 	}
+	if err := l.watchHistory(); err != nil {
+		return "", err
+	}
 	return "mode " + strings.Join(said, ", "), nil
 }
 

@@ -133,6 +133,7 @@ type Proxy struct {
 	leaving *leaving  // a mode of before that drains
 	health  *healthServers
 	metrics *metrics
+	history History
 }
 
 // New registers with the informers and returns a proxy that does nothing until
@@ -406,6 +407,7 @@ func (p *Proxy) sync(ctx context.Context) (err error) {
 	p.current = snapshot
 	p.status.Applied, p.status.Took, p.status.Revisions, p.status.Err = now, now.Sub(start), revisions, nil
 	p.mu.Unlock()
+	p.history.record(now, p.cfg.Mode, snapshot, revisions)
 	p.health.update(snapshot)
 	p.metrics.applied(now.Sub(start), services, endpoints, triggered, now, p.cfg.Mode)
 	return nil

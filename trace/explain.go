@@ -58,7 +58,9 @@ type Explainer interface {
 
 // explainers are those of all modes that leave rules to read. A packet meets the
 // rules of any mode that are there, whatever mode the node is in.
-func explainers() []Explainer { return []Explainer{iptablesExplainer{}, nftablesExplainer{}} }
+func explainers() []Explainer {
+	return []Explainer{userspaceExplainer{}, iptablesExplainer{}, nftablesExplainer{}}
+}
 
 // explain asks every mode, and falls back on what the rule itself says.
 func explain(e *RuleEvent, x *Index) Sentence {

@@ -162,10 +162,44 @@ func (j *journey) tell(ctx context.Context) error {
 	j.socket()
 	j.leg(Forward)
 	forwardEnd := j.end
+	j.hop(&forwardEnd)
 	j.leg(Back)
 	j.answer()
 	j.verdict(forwardEnd)
 	return nil
+}
+
+// hop tells of the proxy's own program, in mode userspace: it took the connection, and
+// made another to an endpoint, which no mark follows. Who answered says so.
+func (j *journey) hop(e *ending) {
+	taken := slices.ContainsFunc(j.trace.Steps, func(s *Step) bool {
+		return s.Kind == KindRule && s.Verdict == "accept" && s.Table == "nat" && (userspaceExplainer{}).Owns(s.Family, s.Table, s.Chain)
+	})
+	if !taken || e.dropped {
+		return
+	}
+	s := j.add(&Step{Leg: Forward, Kind: KindHop, Place: e.place.Name,
+		Text:     "the proxy's program accepts the connection, makes one of its own to an endpoint, from this node's address, and copies bytes",
+		Inferred: "from the rule that led the packet to the program's port; that other connection is not followed"})
+	name := httpHeader(string(j.client.answer), "X-Kplab-Pod")
+	if name == "" {
+		return
+	}
+	for _, p := range j.x.pods {
+		if a, err := netip.ParseAddr(p.Status.PodIP); err == nil && p.Name == name {
+			e.endpoint = netip.AddrPortFrom(a, 0)
+			for _, port := range j.x.ports(j.trace.Target.Service, j.mark.protocol()) {
+				for _, ep := range j.x.Endpoints(port) {
+					if ep.Addr.Addr() == a {
+						e.endpoint = ep.Addr
+					}
+				}
+			}
+			s.Objects = []string{"pod/" + p.Namespace + "/" + p.Name}
+			s.Text += fmt.Sprintf(": %s (pod %s/%s on %s)", e.endpoint, p.Namespace, p.Name, p.Spec.NodeName)
+			s.Inferred = "from the rule that led the packet to the program's port, and the pod's name in the answer"
+		}
+	}
 }
 
 // readRules reads the rules of every chain that an event names.

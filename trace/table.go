@@ -33,6 +33,14 @@ func (m mark) String() string {
 	return fmt.Sprintf("seq %d", m.seq)
 }
 
+// protocol is the mark's, in lower case.
+func (m mark) protocol() string {
+	if m.udp {
+		return "udp"
+	}
+	return "tcp"
+}
+
 // headLen is how much of a payload the rules compare.
 const headLen = 4
 
@@ -218,7 +226,7 @@ func addresses(reversed bool) []expr {
 	}
 }
 
-func protocol(p byte) []expr { return []expr{loadMeta(unix.NFT_META_L4PROTO), equal([]byte{p})} }
+func l4proto(p byte) []expr { return []expr{loadMeta(unix.NFT_META_L4PROTO), equal([]byte{p})} }
 
 func join(parts ...[]expr) (out []expr) {
 	for _, p := range parts {
@@ -234,7 +242,7 @@ func (m mark) rules(remember bool) [][]expr {
 		seq := binary.BigEndian.AppendUint32(nil, m.seq)
 		next := binary.BigEndian.AppendUint32(nil, m.seq+1)
 		match := func(proto byte, offset uint32, v []byte) []expr {
-			return join(protocol(proto), []expr{loadPayload(reg1, transport, offset, 4), equal(v)}, setTrace())
+			return join(l4proto(proto), []expr{loadPayload(reg1, transport, offset, 4), equal(v)}, setTrace())
 		}
 		return [][]expr{
 			match(unix.IPPROTO_TCP, 4, seq),    // the SYN
@@ -243,7 +251,7 @@ func (m mark) rules(remember bool) [][]expr {
 			match(unix.IPPROTO_ICMP, 32, next), // or the first data
 		}
 	}
-	ours := join(protocol(unix.IPPROTO_UDP),
+	ours := join(l4proto(unix.IPPROTO_UDP),
 		[]expr{loadPayload(reg1, transport, 4, 2), equal(binary.BigEndian.AppendUint16(nil, uint16(m.size+8)))},
 		[]expr{loadPayload(reg1, transport, 8, headLen), equal(m.head[:headLen])})
 	learn := join(ours, addresses(false), []expr{expression("dynset", func(b []byte) []byte {
@@ -254,10 +262,10 @@ func (m mark) rules(remember bool) [][]expr {
 	if remember {
 		return [][]expr{learn}
 	}
-	reply := join(protocol(unix.IPPROTO_UDP), addresses(true), []expr{expression("lookup", func(b []byte) []byte {
+	reply := join(l4proto(unix.IPPROTO_UDP), addresses(true), []expr{expression("lookup", func(b []byte) []byte {
 		b = nfnl.Uint32(nfnl.String(b, unix.NFTA_LOOKUP_SET, "flows"), unix.NFTA_LOOKUP_SET_ID, 1)
 		return nfnl.Uint32(b, unix.NFTA_LOOKUP_SREG, reg32)
 	})}, setTrace())
-	quoted := join(protocol(unix.IPPROTO_ICMP), []expr{loadPayload(reg1, transport, 36, headLen), equal(m.head[:headLen])}, setTrace())
+	quoted := join(l4proto(unix.IPPROTO_ICMP), []expr{loadPayload(reg1, transport, 36, headLen), equal(m.head[:headLen])}, setTrace())
 	return [][]expr{reply, join(ours, setTrace()), learn, quoted}
 }

@@ -111,12 +111,9 @@ func serviceTarget(key, port, proto string, x *Index) (Target, error) {
 	if s.Spec.ClusterIP == corev1.ClusterIPNone {
 		return headlessTarget(t, s, chosen, port, proto, x)
 	}
-	a, err := netip.ParseAddr(s.Spec.ClusterIP)
-	if err != nil {
-		return Target{}, badTarget("Service %s has no cluster IP", key)
-	}
-	if !a.Is4() {
-		return Target{}, badTarget("Service %s has the cluster IP %s: only IPv4 can be traced", key, a)
+	a := firstIPv4(s.Spec.ClusterIPs)
+	if !a.IsValid() {
+		return Target{}, badTarget("Service %s has no IPv4 cluster IP, and only IPv4 can be traced", key)
 	}
 	if chosen == nil {
 		// A number that the Service does not have is a fault worth watching.
@@ -128,6 +125,16 @@ func serviceTarget(key, port, proto string, x *Index) (Target, error) {
 	}
 	t.Addr, t.Service = netip.AddrPortFrom(a, uint16(chosen.Port)), PortName(s, chosen).String()
 	return t, nil
+}
+
+// firstIPv4 is the first IPv4 address of a list; invalid when there is none.
+func firstIPv4(ips []string) netip.Addr {
+	for _, ip := range ips {
+		if a, err := netip.ParseAddr(ip); err == nil && a.Is4() {
+			return a
+		}
+	}
+	return netip.Addr{}
 }
 
 // headlessTarget goes to the first endpoint, since there is no address to go to.
@@ -161,9 +168,13 @@ func podTarget(key string, port uint16, proto string, x *Index) (Target, error) 
 	if p == nil {
 		return Target{}, badTarget("no pod %s", key)
 	}
-	a, err := netip.ParseAddr(p.Status.PodIP)
-	if err != nil {
-		return Target{}, badTarget("pod %s has no address yet", key)
+	var ips []string
+	for _, ip := range p.Status.PodIPs {
+		ips = append(ips, ip.IP)
+	}
+	a := firstIPv4(ips)
+	if !a.IsValid() {
+		return Target{}, badTarget("pod %s has no IPv4 address", key)
 	}
 	for _, c := range p.Spec.Containers {
 		for _, cp := range c.Ports {

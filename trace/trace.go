@@ -50,6 +50,9 @@ func (l *Lab) Run(ctx context.Context, r Request) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+	if a := target.Addr.Addr(); a.IsValid() && !a.Is4() {
+		return nil, badTarget("%q is %s: only IPv4 can be traced", r.To, a)
+	}
 	rep := &Report{Schema: Schema, From: from.Name, To: r.To, Protocol: r.Proto, Modes: map[string]string{}, Endpoints: map[string]int{}}
 	for _, n := range l.opts.Nodes {
 		rep.Modes[n.Name] = n.ModeName()

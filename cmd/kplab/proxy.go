@@ -22,13 +22,13 @@ func newProxyCommand(g *globals) *cobra.Command {
 		Short: "look at the Service proxy of each node, and change its mode",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("%s: unknown command %q, want status, rules or set", cmd.CommandPath(), args[0])}
+				return usageError{fmt.Errorf("%s: unknown command %q, want status, rules, diff or set", cmd.CommandPath(), args[0])}
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newProxyStatusCommand(g), newProxyRulesCommand(g), newProxySetCommand(g))
+	cmd.AddCommand(newProxyStatusCommand(g), newProxyRulesCommand(g), newProxyDiffCommand(g), newProxySetCommand(g))
 	return cmd
 }
 

@@ -65,6 +65,7 @@ that writes real kernel rules. No Docker, no images, no network needed.
 		newLBCommand(g),
 		newTraceCommand(g),
 		newWhyCommand(g),
+		newLogCommand(g),
 		newExposeCommand(g),
 		newStateCommand(g),
 		newLabCommand(g),

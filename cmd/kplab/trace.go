@@ -105,8 +105,13 @@ func traceOptions(s cluster.Status) trace.Options {
 	o := trace.Options{Runtime: s.Runtime, Kubeconfig: s.Kubeconfig, XtablesLock: cluster.PathsOf(s.Name).XtablesLock}
 	for _, n := range s.Nodes {
 		t := trace.Node{Name: n.Name, Mode: n.Proxy.Mode, Layout: n.Proxy.Layout, ProxyError: n.Proxy.Error, Synced: n.Proxy.Synced}
-		// The lab's own words: they parse.
+		// The lab's own words: they parse. Packets are followed over IPv4.
 		t.Address, _ = netip.ParseAddr(n.Address)
+		for _, text := range n.Addresses {
+			if a, err := netip.ParseAddr(text); err == nil && a.Is4() {
+				t.Address = a
+			}
+		}
 		t.PodCIDR, _ = netip.ParsePrefix(n.PodCIDR)
 		o.Nodes = append(o.Nodes, t)
 	}

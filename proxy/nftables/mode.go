@@ -83,6 +83,9 @@ func (m *Mode) Name() string { return "nftables" }
 // Layout is the layout that the mode writes.
 func (m *Mode) Layout() Layout { return m.opts.Layout }
 
+// Form implements proxy.Former.
+func (m *Mode) Form() string { return string(m.opts.Layout) }
+
 // Render implements proxy.Mode.
 func (m *Mode) Render(s *proxy.Snapshot) (proxy.Program, error) {
 	m.mu.Lock()
