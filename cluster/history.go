@@ -271,25 +271,17 @@ func (l *Lab) Diff(r DiffRequest) (RuleChange, error) {
 		}
 		return RuleChange{}, fmt.Errorf("node %s: the mode of its proxy has not changed since the daemon started: %w", r.Node, ErrNoHistory)
 	}
+	if r.From == 0 && r.To == 0 {
+		return l.lastDiff(r.Node, entries)
+	}
 	var chosen []*proxy.Applied
 	from := uint64(0)
 	for _, e := range entries {
 		rev := e.Revision()
-		switch {
-		case r.From == 0 && r.To == 0:
-			if len(e.Changes) > 0 {
-				chosen = []*proxy.Applied{e}
-			}
-		case rev > r.From && (r.To == 0 || rev <= r.To):
+		if rev > r.From && (r.To == 0 || rev <= r.To) {
 			chosen = append(chosen, e)
-		}
-	}
-	for _, e := range entries {
-		if len(chosen) > 0 && e != chosen[0] && e.Revision() <= chosen[0].Revision() {
-			from = e.Revision()
-		}
-		if len(chosen) > 0 && e == chosen[0] {
-			break
+		} else if len(chosen) == 0 {
+			from = rev
 		}
 	}
 	if len(chosen) == 0 {
@@ -314,6 +306,24 @@ func (l *Lab) Diff(r DiffRequest) (RuleChange, error) {
 		all = append(all, e.Changes...)
 	}
 	return out, l.renderSides(&out, last, joined(all))
+}
+
+// lastDiff is the last change that left other rules. What does not serve any more may
+// change in the API without.
+func (l *Lab) lastDiff(nodeName string, entries []*proxy.Applied) (RuleChange, error) {
+	for i, e := range slices.Backward(entries) {
+		if len(e.Changes) == 0 {
+			continue
+		}
+		out := RuleChange{Node: nodeName, At: e.At, Revision: e.Revision(), Was: formName(e.Mode, e.Form), Mode: formName(e.Mode, e.Form)}
+		if i > 0 {
+			out.From = entries[i-1].Revision()
+		}
+		if err := l.renderSides(&out, e, e.Changes); err != nil || out.Before != out.After {
+			return out, err
+		}
+	}
+	return RuleChange{}, fmt.Errorf("node %s: no rules have changed since the daemon started: %w", nodeName, ErrNoHistory)
 }
 
 // joined makes one change of all those of a Service port, from the first state to the

@@ -162,7 +162,7 @@ func (m iptablesExplainer) hub(e *RuleEvent, r iptablesRule, x *Index) Sentence 
 	proto := r.option("-p")
 	switch r.target {
 	case "REJECT", "DROP":
-		return m.refuse(e, r, x, s, dst, what)
+		return m.refuse(e, r, x, s, dst)
 	case "ACCEPT":
 		s.Text = fmt.Sprintf("%s/%s is the health check port of %s", dst, proto, serviceText(port))
 		return s
@@ -183,7 +183,7 @@ func (m iptablesExplainer) hub(e *RuleEvent, r iptablesRule, x *Index) Sentence 
 	return s
 }
 
-func (iptablesExplainer) refuse(e *RuleEvent, r iptablesRule, x *Index, s Sentence, dst, what string) Sentence {
+func (iptablesExplainer) refuse(e *RuleEvent, r iptablesRule, x *Index, s Sentence, dst string) Sentence {
 	proto := r.option("-p")
 	why, objects := noEndpoints(s.Port, proto, x)
 	if why != "" {
@@ -201,7 +201,6 @@ func (iptablesExplainer) refuse(e *RuleEvent, r iptablesRule, x *Index, s Senten
 		s.Text = fmt.Sprintf("%s/%s: %s has no endpoint that is ready: refused%s", dst, proto, serviceText(s.Port), why)
 		s.Reason = "no-endpoints"
 	}
-	_ = what
 	return s
 }
 

@@ -110,7 +110,7 @@ func printRules(w io.Writer, rules []cluster.RuleChange, x *trace.Index, explain
 next:
 	for _, r := range rules {
 		for _, g := range groups {
-			if g.Before == r.Before && g.After == r.After && g.Revision == r.Revision {
+			if g.Before == r.Before && g.After == r.After {
 				g.nodes = append(g.nodes, r.Node)
 				continue next
 			}
