@@ -284,6 +284,10 @@ func (nftablesExplainer) dnat(e *RuleEvent, x *Index, s Sentence) Sentence {
 			drawn = strconv.Itoa(i)
 		}
 	}
+	// In the compact layout the chain that draws is the one of the policy.
+	if _, _, _, ofPort := nftChain(e.Chain); !ofPort && strings.Contains(e.Chain, "-local-") {
+		s.Text += "; externalTrafficPolicy Local: only endpoints on this node, and the client's address is kept"
+	}
 	switch {
 	case strings.HasPrefix(e.Chain, "endpoint-"):
 		s.Text = "the destination becomes " + s.Text
