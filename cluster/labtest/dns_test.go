@@ -5,6 +5,7 @@ package labtest_test
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -124,13 +125,13 @@ func TestDNSRows(t *testing.T) {
 	if out, err := lab.TryExec("pod/good", "curl", "-sS", "-m", "5", "http://"+good+":80"); err != nil {
 		t.Errorf("N14: %s %v", out, err)
 	}
-	began := time.Now()
-	out := lab.Exec("pod/good", "sh", "-c", "dig"+ask+"www.example.com A")
+	out := lab.Exec("pod/good", "sh", "-c", "dig"+ask+"+stats www.example.com A")
 	if !strings.Contains(out, "status: NXDOMAIN") && !strings.Contains(out, "status: SERVFAIL") && !strings.Contains(out, "status: REFUSED") {
 		t.Errorf("N38: a name outside:\n%s", out)
 	}
-	if took := time.Since(began); took > 4*time.Second {
-		t.Errorf("N38: a name outside fails after %s", took)
+	// By dig's own clock: the start of a program may take its time.
+	if m := regexp.MustCompile(`Query time: (\d{0,3}) msec`).FindString(out); m == "" {
+		t.Errorf("N38: a name outside does not fail within a second:\n%s", out)
 	}
 	// N36: what was denied a moment ago exists as soon as its Service does: the cache
 	// keeps no denial of the cluster's names.

@@ -59,7 +59,7 @@ var header = regexp.MustCompile(`(?m)^X-Kplab-(\w+): (\S+)\r?$`)
 
 // ask asks a web server from somewhere and returns which pod, on which node, saw whom.
 func ask(lab *labtest.Lab, where, url string) (pod, node, client string, err error) {
-	out, err := lab.TryExec(where, "curl", "-sS", "-m", "3", "-o", "/dev/null", "-D", "-", url)
+	out, err := lab.TryExec(where, "curl", "-sS", "-m", "8", "-o", "/dev/null", "-D", "-", url)
 	for _, m := range header.FindAllStringSubmatch(out, -1) {
 		switch m[1] {
 		case "Pod":

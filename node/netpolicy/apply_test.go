@@ -157,9 +157,9 @@ func newWorld(t *testing.T, addrs ...string) *world {
 }
 
 // reaches connects, and says whether that went through.
-func (w *world) reaches(from *netns.NS, to string, port string) bool {
+func (w *world) reaches(from *netns.NS, to, port string, patience time.Duration) bool {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), 500*time.Millisecond)
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
 	defer cancel()
 	c, err := from.Dial(ctx, "tcp", net.JoinHostPort(to, port))
 	if err == nil {
@@ -220,12 +220,17 @@ func TestPackets(t *testing.T) {
 				if from == "node" {
 					ns = w.node
 				}
-				if got := w.reaches(ns, to, port); got != want {
+				patience := 500 * time.Millisecond
+				if want {
+					patience = 20 * time.Second // a slow machine is no policy
+				}
+				if got := w.reaches(ns, to, port, patience); got != want {
 					t.Errorf("%s: %s to %s port %s connects: %v, want %v\n%s", what, from, to, port, got, want, nft(t, w.node, "list", "ruleset"))
 				}
 			}
 			nettest.Until(t, 30*time.Second, "addresses are no longer tentative", func() bool {
-				return w.reaches(w.pods[tc.web], tc.db, "80") && w.reaches(w.pods[tc.far], tc.db, "80") && w.reaches(w.pods[tc.web], tc.far, "80") && w.reaches(w.node, tc.db, "80")
+				return w.reaches(w.pods[tc.web], tc.db, "80", time.Second) && w.reaches(w.pods[tc.far], tc.db, "80", time.Second) &&
+					w.reaches(w.pods[tc.web], tc.far, "80", time.Second) && w.reaches(w.node, tc.db, "80", time.Second)
 			})
 			open, err := w.pods[tc.far].Dial(t.Context(), "tcp", net.JoinHostPort(tc.db, "80"))
 			if err != nil {
