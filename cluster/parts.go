@@ -15,6 +15,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
@@ -144,6 +146,11 @@ func (l *Lab) startAPI(ctx context.Context) (string, error) {
 	}
 	if l.client, err = kubernetes.NewForConfig(l.api.ClientConfig("system:kplab", "system:masters")); err != nil {
 		return "", err
+	}
+	// The first events of nodes go there; a controller makes it, too, a moment later.
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceDefault}}
+	if _, err := l.client.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		return "", fmt.Errorf("make namespace %s: %w", ns.Name, err)
 	}
 	l.informers = informers.NewSharedInformerFactory(l.client, 0)
 	l.loops = newGroup()
