@@ -48,13 +48,6 @@ metadata: {name: nobody}
 spec: {type: LoadBalancer, loadBalancerIP: 10.0.0.243, selector: {app: nobody}, ports: [{port: 80}]}
 `
 
-const bothFamilies = `
-apiVersion: v1
-kind: Service
-metadata: {name: both, annotations: {kplab/loadBalancerIPs: "10.0.0.244,fd00:10::240"}}
-spec: {type: LoadBalancer, ipFamilyPolicy: RequireDualStack, selector: {app: web}, ports: [{port: 80}]}
-`
-
 var header = regexp.MustCompile(`(?m)^X-Kplab-(\w+): (\S+)\r?$`)
 
 // ask asks a web server from somewhere and returns which pod, on which node, saw whom.
@@ -89,24 +82,11 @@ func TestLoadBalancer(t *testing.T) {
 	macs := map[string]string{"master": "0a:58:0a:00:00:83", "node1": "0a:58:0a:00:00:84", "node2": "0a:58:0a:00:00:85"}
 	for _, mode := range []string{"iptables", "nftables"} {
 		t.Run(mode, func(t *testing.T) {
-			cfg := cluster.Config{LoadBalancer: cluster.LoadBalancerConfig{Pool: "10.0.0.240/28"}, Proxy: cluster.ProxyConfig{Mode: mode}}
-			dual := mode == "nftables"
-			if dual {
-				cfg.Networking.IPFamily, cfg.LoadBalancer.Pool = "dual", "10.0.0.240/28,fd00:10::240/124"
-			}
-			lab := labtest.Start(t, labtest.Options{Config: cfg})
+			lab := labtest.Start(t, labtest.Options{Config: cluster.Config{
+				LoadBalancer: cluster.LoadBalancerConfig{Pool: "10.0.0.240/28"}, Proxy: cluster.ProxyConfig{Mode: mode},
+			}})
 			lab.Apply(balanced)
-			if dual {
-				lab.Apply(bothFamilies)
-			}
 			lab.Settle()
-			if dual {
-				for _, url := range []string{"http://[fd00:10::240]/", "http://10.0.0.244/"} {
-					if _, _, _, err := ask(lab, "outside", url); err != nil {
-						t.Errorf("of both families, from outside to %s: %v", url, err)
-					}
-				}
-			}
 
 			if _, _, client, err := ask(lab, "outside", "http://10.0.0.240/"); err != nil || !strings.HasPrefix(client, "10.0.0.13") && !strings.HasPrefix(client, "10.244.") {
 				t.Errorf("K06 from outside, policy Cluster: client %q, %v; want a node's address", client, err)
