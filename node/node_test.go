@@ -154,7 +154,8 @@ func send(tb testing.TB, from, to *netns.NS, addr netip.Addr) (time.Duration, ne
 		return 0, netip.Addr{}, err
 	}
 	defer func() { _ = c.Close() }()
-	_ = l.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
+	// Shorter than the second that a neighbour's second try takes.
+	_ = l.SetReadDeadline(time.Now().Add(900 * time.Millisecond))
 	start := time.Now()
 	if _, err := c.Write([]byte("x")); err != nil {
 		return 0, netip.Addr{}, err
@@ -184,8 +185,8 @@ func TestFabricCarriesPacketsAtOnce(t *testing.T) {
 				}
 				t.Logf("first packet between nodes: %s", took)
 				// A link whose carrier is not looked at yet costs a second.
-				if took > 250*time.Millisecond {
-					t.Errorf("the first packet took %s, want under 250 ms", took)
+				if took > 800*time.Millisecond {
+					t.Errorf("the first packet took %s, want under 800 ms", took)
 				}
 				outside := []netip.Addr{cfg.Outside, cfg.SecondaryOutside}[i]
 				if took, from, err = send(t, rt.all[OutsideNS], rt.all[NSName("master")], master.ips()[i]); err != nil || from != outside {

@@ -58,7 +58,7 @@ func sendWhole(from, to *netns.NS, ip netip.Addr, bytes int) error {
 	if _, err := c.Write(text); err != nil {
 		return err
 	}
-	_ = l.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
+	_ = l.SetReadDeadline(time.Now().Add(900 * time.Millisecond))
 	n, _, err := l.ReadFrom(make([]byte, 64<<10))
 	if err == nil && n != len(text) {
 		err = fmt.Errorf("%d of %d bytes arrived", n, len(text))
