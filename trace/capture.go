@@ -4,6 +4,7 @@ package trace
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -262,6 +263,55 @@ func stamp(oob []byte) time.Time {
 		}
 	}
 	return time.Time{}
+}
+
+// stampTime bounds the wait for the kernel to stamp packets; it takes some milliseconds.
+const stampTime = 500 * time.Millisecond
+
+// awaitStamps returns when the kernel notes the time at which packets arrive. It begins
+// to do so a moment after the first socket has asked for it; until then a packet has the
+// time at which it is read, and those of several sockets could not be put in order. A
+// datagram to ourselves, read late on purpose, tells the two apart.
+func awaitStamps(ctx context.Context) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	err = errors.Join(
+		unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}))
+	if err != nil {
+		return fmt.Errorf("ask for the time of packets: %w", err)
+	}
+	self, err := unix.Getsockname(fd)
+	if err != nil {
+		return os.NewSyscallError("getsockname", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, stampTime)
+	defer cancel()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	buf, oob := make([]byte, 1), make([]byte, 64)
+	for {
+		if err := unix.Sendto(fd, []byte{0}, 0, self); err != nil {
+			return nil // no loopback here: as below
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil // the order of some packets may be told wrongly
+		}
+		read := time.Now()
+		_, n, _, _, err := unix.Recvmsg(fd, buf, oob, 0)
+		if err != nil {
+			return os.NewSyscallError("recvmsg", err)
+		}
+		if at := stamp(oob[:n]); at.Before(read) {
+			return nil
+		}
+	}
 }
 
 // filter lets our packets through, all ICMP over IPv4, and for UDP what has one of

@@ -195,6 +195,9 @@ func (l *Lab) send(ctx context.Context, r Request, from *Place, t *Trace, x *Ind
 		return false, err
 	}
 	defer func() { err = errors.Join(err, w.close()) }()
+	if err := awaitStamps(ctx); err != nil {
+		return false, err
+	}
 	c, err := dial(from, m, payload, t.Target.Addr)
 	if err != nil {
 		return false, err
