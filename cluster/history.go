@@ -336,7 +336,7 @@ func joined(all []proxy.Change) []proxy.Change {
 		if p == nil {
 			p = c.Before
 		}
-		key := p.ServicePortName.String() + string(p.Protocol) + string(p.Family)
+		key := p.String() + string(p.Protocol) + string(p.Family)
 		if i, known := at[key]; known {
 			out[i].After = c.After
 			continue

@@ -44,11 +44,11 @@ type Deps = loop.Deps
 // Config is what they have to know about the cluster.
 type Config = loop.Config
 
-// AddressPlan and Dialer are parts of Config.
-type (
-	AddressPlan = loop.AddressPlan
-	Dialer      = loop.Dialer
-)
+// AddressPlan is the part of Config that says which addresses are taken.
+type AddressPlan = loop.AddressPlan
+
+// Dialer is the part of Config that connects from outside of the cluster.
+type Dialer = loop.Dialer
 
 // Recorders writes events; its For fits Deps.Recorder.
 type Recorders = loop.Recorders

@@ -69,7 +69,7 @@ func TestFamilies(t *testing.T) {
 				t.Errorf("the first packets took %s", took)
 			}
 			for i, ip := range ipsA {
-				if _, _, err := send(t, l.ns(OutsideNS), a, ip); !errors.Is(err, unix.ENETUNREACH) {
+				if _, _, err := send(t, l.outside(), a, ip); !errors.Is(err, unix.ENETUNREACH) {
 					t.Errorf("outside to a pod at %s (address %d): %v, want no route", ip, i, err)
 				}
 			}

@@ -175,7 +175,7 @@ func TestOverlay(t *testing.T) {
 // by a node: it tells the client, which knows it from then on.
 func learnsPathMTU(t *testing.T, l *lab, via netip.Addr, pod *netns.NS, ip netip.Addr, mtu int) {
 	t.Helper()
-	client := l.ns(OutsideNS)
+	client := l.outside()
 	if err := client.Do(func() error {
 		return withLink("eth0", func(l netlink.Link) error {
 			return netlink.RouteReplace(&netlink.Route{

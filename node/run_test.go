@@ -119,9 +119,9 @@ func (l *lab) pod(name, node string) (netip.Addr, *netns.NS) {
 	return ip, l.runtime.Get("uid-" + name).NetNS()
 }
 
-func (l *lab) ns(name string) *netns.NS {
+func (l *lab) outside() *netns.NS {
 	l.t.Helper()
-	ns, err := l.runtime.NetNS(name)
+	ns, err := l.runtime.NetNS(OutsideNS)
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -155,16 +155,16 @@ func TestPodsReachEachOther(t *testing.T) {
 		{"node to a pod elsewhere", node1, b, ipB, one.IP},
 		{"pod to its node", a, node1, one.IP, ipA},
 		{"pod to another node", a, node2, two.IP, ipA},
-		{"outside to a node", l.ns(OutsideNS), node1, one.IP, outside},
+		{"outside to a node", l.outside(), node1, one.IP, outside},
 	} {
 		if _, from, err := send(t, x.from, x.to, x.addr); err != nil || from != x.want {
 			t.Errorf("%s: from %s, %v; want %s", x.name, from, err, x.want)
 		}
 	}
-	if _, _, err := send(t, l.ns(OutsideNS), a, ipA); !errors.Is(err, unix.ENETUNREACH) {
+	if _, _, err := send(t, l.outside(), a, ipA); !errors.Is(err, unix.ENETUNREACH) {
 		t.Errorf("outside to a pod: %v, want no route", err)
 	}
-	if _, _, err := send(t, a, l.ns(OutsideNS), netip.MustParseAddr("192.0.2.1")); err == nil {
+	if _, _, err := send(t, a, l.outside(), netip.MustParseAddr("192.0.2.1")); err == nil {
 		t.Error("a pod reaches an address that is nowhere")
 	}
 }

@@ -163,16 +163,10 @@ type frame struct {
 type capture struct {
 	fd    int
 	place *Place
-	links map[int]link
+	links map[int]string
 	buf   []byte
 	oob   []byte
 	lost  bool
-}
-
-// link is a device, and what it leads to.
-type link struct {
-	name string
-	peer string
 }
 
 // captureBuffer holds some thousands of packets of the ports that are looked at.
@@ -353,15 +347,15 @@ func filter(m mark, ports []uint16) ([]bpf.RawInstruction, error) {
 	return raw, nil
 }
 
-// links lists the devices of the thread's namespace.
-func links() (map[int]link, error) {
+// links names the devices of the thread's namespace.
+func links() (map[int]string, error) {
 	all, err := net.Interfaces()
 	if err != nil {
 		return nil, fmt.Errorf("list the devices: %w", err)
 	}
-	out := map[int]link{}
+	out := map[int]string{}
 	for _, i := range all {
-		out[i.Index] = link{name: strings.TrimSpace(i.Name)}
+		out[i.Index] = strings.TrimSpace(i.Name)
 	}
 	return out, nil
 }

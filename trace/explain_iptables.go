@@ -114,7 +114,7 @@ func (m iptablesExplainer) Explain(e *RuleEvent, x *Index) (Sentence, bool) {
 	case "SVC", "SVL":
 		return m.balance(e, r, x, s), true
 	case "SEP":
-		return m.endpoint(e, r, x, owner, s), true
+		return m.endpoint(r, x, owner, s), true
 	case "EXT":
 		return m.external(r, s), true
 	case "FW":
@@ -275,7 +275,7 @@ func chance(p string) string {
 	return p
 }
 
-func (iptablesExplainer) endpoint(e *RuleEvent, r iptablesRule, x *Index, owner ChainOwner, s Sentence) Sentence {
+func (iptablesExplainer) endpoint(r iptablesRule, x *Index, owner ChainOwner, s Sentence) Sentence {
 	if r.target == "KUBE-MARK-MASQ" {
 		s.Text = "a pod that reaches itself through the Service (hairpin): the source will be replaced, so that the answer comes back through the node"
 		return s

@@ -236,7 +236,7 @@ func (j *journey) socket() {
 		proto = "udp"
 	}
 	s := j.add(&Step{Leg: Forward, Kind: KindSocket, Place: j.from.Name})
-	r := routeOf(j.from.ns, to.Addr(), netip.Addr{}, 0, 0)
+	r := routeOf(j.from.ns, to.Addr(), netip.Addr{}, 0)
 	s.Route = r.text
 	if j.client.local.IsValid() && j.client.local.Port() != 0 {
 		s.Packet = &Packet{Src: j.client.local, Dst: to, Proto: proto}
@@ -259,9 +259,9 @@ func (j *journey) leg(leg Leg) {
 	j.queue = map[*Place][]*pass{}
 	mine := func(h *header) bool {
 		if leg == Forward {
-			return j.mark.forward(h) && !(j.mark.udp && j.seen[pair{h.dst, h.src}] && !j.seen[pair{h.src, h.dst}])
+			return j.mark.forward(h) && (!j.mark.udp || !j.seen[pair{h.dst, h.src}] || j.seen[pair{h.src, h.dst}])
 		}
-		return j.mark.back(h, j.seen) && !(j.mark.udp && j.seen[pair{h.src, h.dst}])
+		return j.mark.back(h, j.seen) && (!j.mark.udp || !j.seen[pair{h.src, h.dst}])
 	}
 	for p, passes := range j.passes {
 		met := map[[3]string]bool{}
@@ -332,7 +332,7 @@ func (j *journey) crossings(mine func(*header) bool) []*frame {
 		}
 		for _, c := range j.watch.captures {
 			if c.place == f.place {
-				return !arrived[c.links[f.ifindex].name] && j.watching(c.links[f.ifindex].name)
+				return !arrived[c.links[f.ifindex]] && j.watching(c.links[f.ifindex])
 			}
 		}
 		return false

@@ -54,10 +54,10 @@ type route struct {
 
 // routeOf asks the kernel of a namespace. iif is the device that the packet came
 // by, 0 for one that was made here; then src may be invalid.
-func routeOf(ns *netns.NS, dst, src netip.Addr, iif int, fwmark uint32) route {
+func routeOf(ns *netns.NS, dst, src netip.Addr, iif int) route {
 	var r route
 	err := ns.Do(func() error {
-		opts := &netlink.RouteGetOptions{IifIndex: iif, Mark: fwmark}
+		opts := &netlink.RouteGetOptions{IifIndex: iif}
 		if src.IsValid() {
 			opts.SrcAddr = src.AsSlice()
 		}

@@ -51,7 +51,6 @@ type client struct {
 	mark    mark
 	payload []byte
 	to      netip.AddrPort
-	local   netip.AddrPort
 }
 
 // dial makes the socket in the client's place. Its address is known once it is

@@ -226,7 +226,7 @@ func (p *Program) finish(x *Index, service string) (*Program, error) {
 			lead[l.to] = true
 		}
 	}
-	p.Lines = slices.DeleteFunc(p.Lines, func(l *ProgramLine) bool { return !mine(l) && !(l.Chain != "" && lead[l.Chain]) })
+	p.Lines = slices.DeleteFunc(p.Lines, func(l *ProgramLine) bool { return !mine(l) && (l.Chain == "" || !lead[l.Chain]) })
 	if len(p.Lines) == 0 {
 		return nil, fmt.Errorf("%w for Service %s on %s: see `kubectl get svc -n %s`", ErrNoRules, service, p.Node, beforeSlash(service))
 	}

@@ -180,6 +180,7 @@ func TestPaths(t *testing.T) {
 }
 
 func (r row) check(t *testing.T, lab *labtest.Lab, l *trace.Lab) {
+	t.Helper()
 	count := 1
 	if strings.HasPrefix(r.name, "session") {
 		count = 2 // the second finds what the first left

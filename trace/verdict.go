@@ -198,7 +198,7 @@ func (j *journey) vanished(v *Verdict, e ending) {
 
 // isHome says whether an address is one of a place's own.
 func (j *journey) isHome(p *Place, a netip.Addr) bool {
-	return routeOf(p.ns, a, netip.Addr{}, 0, 0).local
+	return routeOf(p.ns, a, netip.Addr{}, 0).local
 }
 
 // replied says whether an answer was seen anywhere.
@@ -259,7 +259,7 @@ func (j *journey) wire(v *Verdict, e ending, dst netip.AddrPort) {
 
 // stuck is for a packet that came into a node and did not go on.
 func (j *journey) stuck(v *Verdict, e ending, dst netip.AddrPort) {
-	r := routeOf(e.place.ns, dst.Addr(), e.header.src.Addr(), e.iif, 0)
+	r := routeOf(e.place.ns, dst.Addr(), e.header.src.Addr(), e.iif)
 	switch {
 	case r.err != nil:
 		reason, why := r.reason()

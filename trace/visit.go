@@ -83,7 +83,7 @@ func (v *visit) deviceStep(f *frame, name, peer, direction string) {
 func (v *visit) device(f *frame) (name, peer string) {
 	for _, c := range v.watch.captures {
 		if c.place == v.place {
-			name = c.links[f.ifindex].name
+			name = c.links[f.ifindex]
 		}
 	}
 	switch {
@@ -221,7 +221,7 @@ func (v *visit) translated(h *header, leaving bool) {
 func (v *visit) route(h *header) {
 	src := v.first.src.Addr()
 	iif := v.iif
-	r := routeOf(v.place.ns, h.dst.Addr(), src, iif, 0)
+	r := routeOf(v.place.ns, h.dst.Addr(), src, iif)
 	if r.err != nil {
 		return // told by the verdict when it is what ended the packet
 	}

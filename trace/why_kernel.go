@@ -457,7 +457,7 @@ func packetsFit(p *patient) []Cause {
 				continue
 			}
 			seen[where] = true
-			r := routeOf(place.ns, e.Addr.Addr(), netip.Addr{}, 0, 0)
+			r := routeOf(place.ns, e.Addr.Addr(), netip.Addr{}, 0)
 			if r.err != nil {
 				continue
 			}

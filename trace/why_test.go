@@ -137,22 +137,6 @@ func (w ward) podIP(name string) string {
 	return p.Status.PodIP
 }
 
-// webOn returns the address of the web pod on a node.
-func (w ward) webOn(node string) string {
-	w.t.Helper()
-	pods, err := w.Client.CoreV1().Pods("default").List(w.t.Context(), metav1.ListOptions{LabelSelector: "app=web"})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	for _, p := range pods.Items {
-		if p.Spec.NodeName == node && p.DeletionTimestamp == nil {
-			return p.Status.PodIP
-		}
-	}
-	w.t.Fatalf("no web pod on %s", node)
-	return ""
-}
-
 // health is what the objects were like when all was well.
 type health struct {
 	web      *appsv1.Deployment

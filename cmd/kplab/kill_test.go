@@ -39,7 +39,7 @@ func newRig(t *testing.T) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("", "kp-") // short, because a socket's path is
+	dir, err := os.MkdirTemp("", "kp-") //nolint:usetesting // short, because a socket's path is
 	if err != nil {
 		t.Fatal(err)
 	}

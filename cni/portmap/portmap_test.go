@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -278,7 +277,7 @@ func TestBadInput(t *testing.T) {
 	if out, err := l.call("ADD", "a", nil, nil); err != nil || !strings.Contains(string(out), podIP) {
 		t.Errorf("without ports the result is %s, %v", out, err)
 	}
-	if out, err := l.call("VERSION", "", nil, nil); err != nil || !strings.Contains(fmt.Sprintf("%s", out), "1.1.0") {
+	if out, err := l.call("VERSION", "", nil, nil); err != nil || !strings.Contains(string(out), "1.1.0") {
 		t.Errorf("VERSION says %s, %v", out, err)
 	}
 }

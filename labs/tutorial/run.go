@@ -15,6 +15,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/kplab/kplab/internal/execx"
 )
 
 // patience is how long one command may take on a slow machine. None waits for
@@ -135,7 +137,7 @@ func (r *runner) step(ctx context.Context, s *Step, res *Result) {
 	code, err := 0, error(nil)
 	switch {
 	case s.Inside:
-		res.Output, code, err = r.inside(res.Ran)
+		res.Output, err = r.inside(res.Ran)
 	case s.Terminal:
 		res.Output, code, err = r.onTerminal(s, res.Ran)
 	default:
@@ -162,10 +164,9 @@ func (r *runner) step(ctx context.Context, s *Step, res *Result) {
 var changing = regexp.MustCompile(`kubectl (apply|create|delete|expose|run) `)
 
 func (r *runner) settle(ctx context.Context) error {
-	cmd := exec.CommandContext(ctx, r.o.Kplab, "settle", "--name", r.o.Lab, "--timeout", "60s")
-	cmd.Env = r.env
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("the lab does not come to rest: %w\n%s", err, out)
+	_, err := execx.Host().Run(ctx, execx.Cmd{Path: r.o.Kplab, Args: []string{"settle", "--name", r.o.Lab, "--timeout", "60s"}, Env: r.env})
+	if err != nil {
+		return fmt.Errorf("the lab does not come to rest: %w", err)
 	}
 	return nil
 }
@@ -175,7 +176,7 @@ func (r *runner) command(ctx context.Context, on, line string) *exec.Cmd {
 	if on == "" {
 		on = r.t.Node
 	}
-	cmd := exec.CommandContext(ctx, r.o.Kplab, "--name", r.o.Lab, "exec", on, "--", "bash", "-c", line)
+	cmd := exec.CommandContext(ctx, r.o.Kplab, "--name", r.o.Lab, "exec", on, "--", "bash", "-c", line) //nolint:forbidigo // some of these get a terminal
 	cmd.Env, cmd.Dir = r.env, r.where
 	return cmd
 }
@@ -234,18 +235,18 @@ func (r *runner) onTerminal(s *Step, line string) (string, int, error) {
 }
 
 // inside types a line into the open shell.
-func (r *runner) inside(line string) (string, int, error) {
+func (r *runner) inside(line string) (string, error) {
 	if r.shell == nil { // the step that opens it has failed
-		return "", 0, errors.New("no shell in a pod is open")
+		return "", errors.New("no shell in a pod is open")
 	}
 	if err := r.shell.write(line); err != nil {
-		return "", 0, err
+		return "", err
 	}
 	seen, err := r.shell.answer(line, r.prompt, patience)
 	if err != nil {
 		err = errors.Join(err, r.leave())
 	}
-	return seen, 0, err
+	return seen, err
 }
 
 // leave ends the open shell.

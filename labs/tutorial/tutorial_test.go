@@ -98,10 +98,11 @@ the cluster.
 
 // run starts a lab and runs a tutorial in it; it returns the page's section.
 func run(t *testing.T, name, bin, kubectl string) string {
+	t.Helper()
 	nettest.LeakCheck(t)
 	tut := load(t, name)
 	// Short, because a socket's path is.
-	dir, err := os.MkdirTemp("", "kp-")
+	dir, err := os.MkdirTemp("", "kp-") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,10 +54,6 @@ type server struct {
 	serving []netip.AddrPort
 }
 
-func (s *server) equal(o *server) bool {
-	return s == o || (s.key == o.key && s.options == o.options && slices.Equal(s.real, o.real) && slices.Equal(s.serving, o.serving))
-}
-
 // entry is an element of a set. Which fields it has depends on the set's type; other
 // is the source, an address or a range.
 type entry struct {

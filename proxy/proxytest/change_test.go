@@ -121,7 +121,7 @@ func TestLastIndexGone(t *testing.T) {
 		l := NewLab(t, m)
 		svc := Service("web", NodePort(30080), External(ExternalIP))
 		local := Service("local", At("10.96.0.51"), External("203.0.113.78"), ExternalLocal)
-		route(t, l.X, "eth0", "203.0.113.78/32", l.N1.IP.String())
+		route(t, l.X, "203.0.113.78/32", l.N1.IP.String())
 		// One pod of the node, with two ports, is two endpoints.
 		second := Slice(local, []int32{8443}, Ready(l.B1))
 		second.Name += "2"

@@ -24,12 +24,12 @@ import (
 	"github.com/kplab/kplab/proxy/ipvs"
 )
 
-// ipvsMode is mode ipvs with a scheduler, "" for the default. Its tests run in a virtual
-// machine where this kernel lacks it: make test-vm.
-func ipvsMode(scheduler string) Mode {
-	return Mode{Name: "ipvs", Variant: scheduler, Needs: []string{"ipvs"}, New: func(tb testing.TB, ns *netns.NS) proxy.Mode {
+// ipvsMode is mode ipvs. Its tests run in a virtual machine where this kernel lacks it:
+// make test-vm.
+func ipvsMode() Mode {
+	return Mode{Name: "ipvs", Needs: []string{"ipvs"}, New: func(tb testing.TB, ns *netns.NS) proxy.Mode {
 		tb.Helper()
-		return ipvs.New(ipvs.Options{NetNS: ns, Scheduler: scheduler})
+		return ipvs.New(ipvs.Options{NetNS: ns})
 	}}
 }
 
@@ -39,7 +39,7 @@ func TestIPVSSchedulers(t *testing.T) {
 	nettest.NeedRoot(t)
 	nettest.Need(t, "ipvs")
 	nettest.LeakCheck(t)
-	l := NewLab(t, ipvsMode(""))
+	l := NewLab(t, ipvsMode())
 	for _, b := range []*Host{l.B1, l.B2, l.B3} {
 		holdOpen(t, b)
 	}
@@ -176,7 +176,7 @@ func TestIPVSLeaving(t *testing.T) {
 	nettest.NeedRoot(t)
 	nettest.Need(t, "ipvs")
 	nettest.LeakCheck(t)
-	l := NewLab(t, ipvsMode(""))
+	l := NewLab(t, ipvsMode())
 	holdOpen(t, l.B1)
 	holdOpen(t, l.B2)
 	shown := func() string {
@@ -252,7 +252,7 @@ func TestIPVSSwitch(t *testing.T) {
 	ctx := t.Context()
 	client := fake.NewClientset()
 	factory := informers.NewSharedInformerFactory(client, 0)
-	current := ipvsMode("").New(t, tp.N1.NS)
+	current := ipvsMode().New(t, tp.N1.NS)
 	p, err := proxy.New(proxy.Config{
 		NodeName: "n1", NodeIPs: []netip.Addr{tp.N1.IP}, Informers: factory, Mode: current,
 		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix(ClusterCIDR)}, ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix(ServiceCIDR)},
@@ -347,7 +347,7 @@ func TestIPVSSwitch(t *testing.T) {
 			_, direct := openTo(t, tp.C1, "10.96.0.51:80")
 			alive("the connection through ipvs", through)
 			finish("the connection through ipvs", through)
-			change(ipvsMode(""))
+			change(ipvsMode())
 			if other.Name != "userspace" {
 				alive("the connection through "+other.String(), direct)
 				finish("the connection through "+other.String(), direct)

@@ -52,7 +52,7 @@ func TestModes(t *testing.T) {
 	nettest.NeedRoot(t)
 	nettest.LeakCheck(t)
 	m := NewMatrix()
-	m.Run(t, os.Getenv("KPLAB_LONG") != "", append(modes(), ipvsMode(""))...)
+	m.Run(t, os.Getenv("KPLAB_LONG") != "", append(modes(), ipvsMode())...)
 	if err := m.Keep(os.Getenv("KPLAB_MODES_JSON"), os.Getenv("KPLAB_MODES_MERGE"), os.Getenv("KPLAB_MODES_OUT")); err != nil {
 		t.Error(err)
 	}

@@ -41,7 +41,7 @@ func (l *Lab) iptables() string {
 // routed gives a host a route for the time of a row.
 func routed(t *testing.T, h *Host, to string, via *Host) {
 	t.Helper()
-	route(t, h, "eth0", to, via.IP.String())
+	route(t, h, to, via.IP.String())
 	_, dst, _ := net.ParseCIDR(to)
 	t.Cleanup(func() {
 		in(t, h.NS, func() error { return netlink.RouteDel(&netlink.Route{Dst: dst, Gw: via.IP.AsSlice()}) })

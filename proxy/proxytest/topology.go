@@ -113,7 +113,7 @@ func NewTopology(tb testing.TB) *Topology {
 		{tp.N1, "10.244.2.0/24", tp.N2}, {tp.N2, "10.244.1.0/24", tp.N1},
 		{tp.X, LoadBalancerIP + "/32", tp.N1}, {tp.X2, LoadBalancerIP + "/32", tp.N1}, {tp.X, ExternalIP + "/32", tp.N1},
 	} {
-		route(tb, r.from, "eth0", r.to, r.via.IP.String())
+		route(tb, r.from, r.to, r.via.IP.String())
 	}
 	for _, b := range []*Host{tp.B1, tp.B2, tp.B3} {
 		for _, port := range []int{8080, 8443, 5353} {
@@ -180,7 +180,7 @@ func (tp *Topology) node(tb testing.TB, name, ip string) *Host {
 	})
 	tp.attach(tb, ns, name, ip)
 	h := &Host{Name: name, IP: netip.MustParseAddr(ip), NS: ns}
-	route(tb, h, "eth0", "0.0.0.0/0", "172.18.255.254")
+	route(tb, h, "0.0.0.0/0", "172.18.255.254")
 	if err := ctkeep.Keep(ns); err != nil {
 		tb.Fatal(err)
 	}
@@ -229,10 +229,10 @@ func (tp *Topology) pod(tb testing.TB, node *Host, name, ip string) *Host {
 	return h
 }
 
-func route(tb testing.TB, h *Host, link, to, via string) {
+func route(tb testing.TB, h *Host, to, via string) {
 	tb.Helper()
 	in(tb, h.NS, func() error {
-		l, err := netlink.LinkByName(link)
+		l, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
 		}

@@ -90,7 +90,7 @@ func match(p *proxy.ServicePort, dst netip.Addr, port uint16) string {
 		to = "-d " + netip.PrefixFrom(dst, dst.BitLen()).String() + " "
 	}
 	protocol := strings.ToLower(string(p.Protocol))
-	return fmt.Sprintf("%s-p %s -m comment --comment %q -m %s --dport %d", to, protocol, p.ServicePortName.String(), protocol, port)
+	return fmt.Sprintf("%s-p %s -m comment --comment %q -m %s --dport %d", to, protocol, p.String(), protocol, port)
 }
 
 // nodeIP is the node's primary address of a family.

@@ -84,7 +84,7 @@ func (m *Mode) open(ctx context.Context, s *proxy.Snapshot) (busy map[portID]boo
 		wanted[o] = true
 		if err := m.hold(ctx, o, idOf(p)); err != nil {
 			busy[idOf(p)] = true
-			m.log.Error("nodePort is not served: somebody else has it open", "service", p.ServicePortName.String(), "port", p.NodePort, "error", err)
+			m.log.Error("nodePort is not served: somebody else has it open", "service", p.String(), "port", p.NodePort, "error", err)
 		}
 	}
 	for o, h := range m.held {

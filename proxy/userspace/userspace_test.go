@@ -197,7 +197,7 @@ func apply(t *testing.T, m *Mode, s *proxy.Snapshot) {
 }
 
 // backend answers each connection with its name and closes it.
-func (b *bench) backend(t *testing.T, at, name string) net.Listener {
+func (b *bench) backend(t *testing.T, at, name string) {
 	t.Helper()
 	l, err := b.peer.Listen(t.Context(), "tcp", at)
 	if err != nil {
@@ -219,7 +219,6 @@ func (b *bench) backend(t *testing.T, at, name string) net.Listener {
 		_ = l.Close()
 		<-done
 	})
-	return l
 }
 
 func (b *bench) dial(t *testing.T, network, to string) net.Conn {
