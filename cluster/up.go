@@ -333,5 +333,7 @@ func readSettings(paths Paths) (settings, error) {
 	if err := json.Unmarshal(data, &s); err != nil {
 		return s, fmt.Errorf("settings file %s is damaged: %w; `kplab up --fresh` deletes the lab's state and begins anew", paths.Settings(), err)
 	}
+	// Settings that this program has and an older one did not know.
+	s.Config.SetDefaults(0)
 	return s, nil
 }

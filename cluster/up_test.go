@@ -65,3 +65,21 @@ func TestCompareWithWhatIsThere(t *testing.T) {
 		})
 	}
 }
+
+// TestSettingsOfAnOlderProgram: a lab made before a setting was known goes on with its
+// default.
+func TestSettingsOfAnOlderProgram(t *testing.T) {
+	paths := Paths{State: t.TempDir()}
+	old := `{"config":{"apiVersion":"kplab/v1alpha1","kind":"Lab","name":"kplab","nodes":[{"name":"master","role":"control-plane","address":"10.0.0.131","podCIDR":"10.244.0.0/24"}],` +
+		`"networking":{"nodeSubnet":"10.0.0.0/24","podSubnet":"10.244.0.0/16","serviceSubnet":"10.96.0.0/12","outside":"10.0.0.200","dnsDomain":"cluster.local","mtu":1500},"proxy":{"mode":"iptables"}},"apiPort":6443}`
+	if err := os.WriteFile(paths.Settings(), []byte(old), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, err := readSettings(paths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := s.Config.addressesOf(s.Config.Nodes[0]); len(got) != 1 || got[0].String() != "10.0.0.131" || s.Config.Networking.Overlay == "" {
+		t.Errorf("addresses %v, overlay %q", got, s.Config.Networking.Overlay)
+	}
+}
