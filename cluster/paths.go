@@ -5,6 +5,9 @@ package cluster
 import (
 	"os"
 	"path/filepath"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
 )
 
 // Paths are the places of one lab on the host.
@@ -39,6 +42,18 @@ func (p Paths) Settings() string { return filepath.Join(p.State, "lab.json") }
 
 // Kubeconfig is the file for `kubectl --kubeconfig`.
 func (p Paths) Kubeconfig() string { return filepath.Join(p.Runtime, "kubeconfig") }
+
+// Namespace is the current namespace of the lab's kubeconfig; "default" when there is
+// none, or no lab runs.
+func (p Paths) Namespace() string {
+	cfg, err := clientcmd.LoadFromFile(p.Kubeconfig())
+	if err == nil {
+		if c := cfg.Contexts[cfg.CurrentContext]; c != nil && c.Namespace != "" {
+			return c.Namespace
+		}
+	}
+	return metav1.NamespaceDefault
+}
 
 // NodeKubeconfig is the same for tools in a node's network, NodeKubectl a kubectl for
 // them, and NodeBin the directory that holds it.

@@ -214,6 +214,14 @@ func (l *Lab) setProxy(ctx context.Context, nodeName string, want ProxyConfig, p
 	}
 	l.setProxyMu.Lock()
 	defer l.setProxyMu.Unlock()
+	// All or none: a proxy that is held would refuse when others have changed.
+	for _, n := range l.nodeConfigs() {
+		if p := l.proxyOf(n.Name); p != nil && (nodeName == "" || n.Name == nodeName) {
+			if err := p.Held(); err != nil {
+				return err
+			}
+		}
+	}
 	for i, n := range l.nodeConfigs() {
 		if nodeName != "" && n.Name != nodeName {
 			continue

@@ -55,8 +55,8 @@ func (p *Proxy) SetHold(ctx context.Context, h Hold) error {
 	}
 }
 
-// heldErr is why a proxy that is held does not change its mode.
-func (p *Proxy) heldErr() error {
+// Held is why a proxy that is held does not change its mode.
+func (p *Proxy) Held() error {
 	if h := p.Status().Hold; h != Free {
 		return fmt.Errorf("proxy of node %s is %s by a fault; clear that first", p.cfg.NodeName, h)
 	}

@@ -22,7 +22,7 @@ type pendingSwitch struct {
 // refused, and conntrack keeps its hooks, so none is cut. When the new mode cannot
 // do it, the old one stays and the error says why.
 func (p *Proxy) Switch(ctx context.Context, to Mode, nodePortAddresses []string) error {
-	if err := p.heldErr(); err != nil {
+	if err := p.Held(); err != nil {
 		return err
 	}
 	if err := to.Probe(ctx); err != nil {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -52,6 +53,12 @@ func (l *Lab) Run(ctx context.Context, r Request) (*Report, error) {
 	}
 	if a := target.Addr.Addr(); a.IsValid() && !a.Is4() {
 		return nil, badTarget("%q is %s: only IPv4 can be traced", r.To, a)
+	}
+	if s := x.Service(target.Name); target.Kind == "service" && from.Kind == "outside" && s != nil && len(s.Status.LoadBalancer.Ingress) > 0 {
+		// Outside the load balancer's address is the Service's.
+		if a, err := netip.ParseAddr(s.Status.LoadBalancer.Ingress[0].IP); err == nil && a.Is4() {
+			target.Addr = netip.AddrPortFrom(a, target.Addr.Port())
+		}
 	}
 	rep := &Report{Schema: Schema, From: from.Name, To: r.To, Protocol: r.Proto, Modes: map[string]string{}, Endpoints: map[string]int{}}
 	for _, n := range l.opts.Nodes {

@@ -190,6 +190,17 @@ func (j *journey) vanished(v *Verdict, e ending) {
 			v.Reason = "no-rule"
 			v.Text = fmt.Sprintf("no rule on the way translated the address of %s, so the packet went on to the node network, where nobody has it", serviceText(n.String()))
 			v.Fix = "see `kplab proxy status` and `kplab proxy rules`"
+		} else if key := j.x.serviceAt(dst.Addr()); key != "" {
+			v.Reason, v.Fix = "wrong-port", fixes["wrong-port"]
+			v.Text = fmt.Sprintf("%s is the cluster IP of Service %s, which has no port %d/%s: no rule translated the address, and nobody has it", dst.Addr(), key, dst.Port(), proto)
+		} else if p := j.x.Pod(dst.Addr()); p != nil {
+			v.Reason = "link-down"
+			v.Text = fmt.Sprintf("the packet to pod %s/%s came to the node network, and node %s, where the pod is, did not take it: the node is off, or its link is down", p.Namespace, p.Name, p.Spec.NodeName)
+			v.Fix = "see `kplab link show` and `kplab node list`"
+		} else if n := j.x.nodeOf[dst.Addr()]; n != nil {
+			v.Reason = "link-down"
+			v.Text = fmt.Sprintf("the packet came to the node network, and node %s did not take it: the node is off, or its link is down", n.Name)
+			v.Fix = "see `kplab link show` and `kplab node list`"
 		}
 	default:
 		j.stuck(v, e, dst)

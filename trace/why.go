@@ -113,10 +113,10 @@ func whyChecks() []check {
 		{"a program listens on the target port", programListens},
 		{"it can be reached from there", reachable},
 		{"a request is answered", requestAnswered},
-		// Behind the request: names come through the same rules.
-		{"the name resolves", nameResolves},
 		{"every endpoint can be reached", endpointsReached},
 		{"the rules name every endpoint", rulesComplete},
+		// Behind those: names come through the same rules and links.
+		{"the name resolves", nameResolves},
 		{"no flow is stuck to an endpoint that has gone", flowsFresh},
 		{"every packet fits on the way", packetsFit},
 	}

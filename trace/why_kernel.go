@@ -264,6 +264,16 @@ func endpointsReached(p *patient) []Cause {
 // interpret finds what is behind a request that failed.
 func (p *patient) interpret(c *Cause, v Verdict) {
 	switch v.Reason {
+	case "dropped", "rejected":
+		// A rule that the lab wrote itself.
+		for _, where := range p.stations(v) {
+			if f := p.known(where, "dns-dead", "conn-limit"); f != nil && strings.Contains(v.Text, f.Kind) { // the rule names it
+				c.Reason = f.Kind
+				c.Text += fmt.Sprintf("; %s: %s", f.ID, f.Says)
+				f.blame(c)
+				return
+			}
+		}
 	case "no-rule", "no-service", "no-endpoints", "wrong-port":
 		if len(p.ready()) > 0 {
 			p.proxyTrouble(c, p.viaNode())
@@ -298,7 +308,8 @@ func (p *patient) interpret(c *Cause, v Verdict) {
 
 // stations are the nodes that the request concerns.
 func (p *patient) stations(v Verdict) []string {
-	out := []string{p.from.Node, v.Place}
+	// Where the packet was seen last; then where it went to; then where it came from.
+	out := []string{v.Place}
 	if pod := p.x.Pod(v.Endpoint.Addr()); pod != nil {
 		out = append(out, pod.Spec.NodeName)
 	}
@@ -306,6 +317,7 @@ func (p *patient) stations(v Verdict) []string {
 		name, _, _ := cutPort(rest)
 		out = append(out, name)
 	}
+	out = append(out, p.from.Node)
 	return slices.DeleteFunc(out, func(s string) bool { return p.lab.node(s) == nil })
 }
 

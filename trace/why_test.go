@@ -267,6 +267,15 @@ func injuries() []injury {
 			}
 			return faults()(w)
 		}, want: "link", says: []string{"node1"}, unsettled: true},
+		{name: "a link that is down, and one that loses a little", injure: func(w ward) func() {
+			for node, f := range map[string]cluster.LinkFaults{"node1": {Down: true}, "node2": {Loss: "1%"}} {
+				if _, err := w.Cluster().SetLink(w.t.Context(), node, f); err != nil {
+					w.t.Fatal(err)
+				}
+			}
+			return faults()(w)
+		}, want: "link", says: []string{"link/node1"}, unsettled: true},
+		{name: "the cluster's DNS, dead", service: "svc/kube-system/kube-dns:dns", injure: faults(cluster.Fault{Kind: cluster.DNSDead}), want: "dns-dead"},
 		{name: "a way that loses everything", injure: func(w ward) func() {
 			if _, err := w.Cluster().SetLink(w.t.Context(), "node1", cluster.LinkFaults{To: "node2", Drop: "in"}); err != nil {
 				w.t.Fatal(err)

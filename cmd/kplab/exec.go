@@ -43,7 +43,7 @@ would on a control-plane node.
 	}
 	// Flags after WHERE are the command's, with the dashes or without.
 	cmd.Flags().SetInterspersed(false)
-	cmd.Flags().StringVarP(&namespace, "namespace", "n", "default", "namespace of a pod that is named without one")
+	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace of a pod that is named without one (default: that of the lab's kubeconfig)")
 	return cmd
 }
 
@@ -71,7 +71,7 @@ func newShellCommand(g *globals) *cobra.Command {
 			return runIn(g.name, cluster.Place{Where: args[0], Namespace: namespace}, argv, []string{prompt})
 		},
 	}
-	cmd.Flags().StringVarP(&namespace, "namespace", "n", "default", "namespace of a pod that is named without one")
+	cmd.Flags().StringVarP(&namespace, "namespace", "n", "", "namespace of a pod that is named without one (default: that of the lab's kubeconfig)")
 	return cmd
 }
 

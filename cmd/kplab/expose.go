@@ -62,7 +62,7 @@ the lab. Nothing but this port changes on this machine.`,
 	f.StringVar(&r.Listen, "listen", "127.0.0.1:0", "address on the loopback to listen on; port 0 is any that is free")
 	f.StringVar(&r.Proto, "proto", "", "tcp or udp (default: what the Service's port has, else tcp)")
 	f.StringVar(&r.From, "from", "", "where connections enter the lab: outside or a node (default outside; for a pod its node)")
-	f.StringVarP(&r.Namespace, "namespace", "n", "default", "namespace of the Service or pod")
+	f.StringVarP(&r.Namespace, "namespace", "n", "", "namespace of the Service or pod (default: that of the lab's kubeconfig)")
 	f.BoolVarP(&r.Detach, "detach", "d", false, "return at once and leave the port open")
 	outputFlag(cmd, &format)
 	cmd.AddCommand(newExposeListCommand(g), newExposeStopCommand(g))

@@ -67,6 +67,9 @@ node takes the place of the one before.`,
 			if err != nil {
 				return err
 			}
+			if cmd.Flags().Changed("max") && f.Max < 1 {
+				return usageError{fmt.Errorf("--max %d: want at least 1", f.Max)}
+			}
 			made, err := c.AddFault(cmd.Context(), f)
 			if err != nil {
 				return err

@@ -54,7 +54,7 @@ Nodes whose rules changed alike are told once.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&node, "node", "", "only the rules of this node")
-	f.StringVarP(&namespace, "namespace", "n", "default", "namespace of a Service that is named without one")
+	f.StringVarP(&namespace, "namespace", "n", "", "namespace of a Service that is named without one (default: that of the lab's kubeconfig)")
 	f.BoolVar(&explain, "explain", false, "put each rule into a sentence")
 	outputFlag(cmd, &format)
 	return cmd

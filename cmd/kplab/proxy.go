@@ -135,7 +135,7 @@ into a sentence and names the object that it comes from.`,
 	f.StringVar(&node, "node", "", "the node whose rules to print (default: the control plane)")
 	f.StringVar(&mode, "mode", "", "render what this mode would write, instead of reading the kernel")
 	f.StringVar(&layout, "nft-layout", "", "render this layout of mode nftables")
-	f.StringVarP(&namespace, "namespace", "n", "default", "namespace of SERVICE")
+	f.StringVarP(&namespace, "namespace", "n", "", "namespace of SERVICE (default: that of the lab's kubeconfig)")
 	f.BoolVar(&explain, "explain", false, "put each line into a sentence, and name the object that it comes from")
 	outputFlag(cmd, &format)
 	return cmd

@@ -45,6 +45,14 @@ that writes real kernel rules. No Docker, no images, no network needed.
 			}
 			return nil
 		},
+		// A lab has one current namespace, for kubectl and for our own commands: that of
+		// the exercise that somebody is at.
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			if f := cmd.Flags().Lookup("namespace"); f != nil && f.Value.String() == "" {
+				return f.Value.Set(cluster.PathsOf(g.name).Namespace())
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })

@@ -85,7 +85,7 @@ Exit code 0 means that the request was answered, 1 that it was not.`,
 	f.BoolVar(&reply, "reply", false, "tell the way back in full, too")
 	f.BoolVar(&all, "all", false, "tell every event, also of chains in which nothing was decided")
 	f.DurationVar(&r.Timeout, "timeout", 3*time.Second, "how long a request may take")
-	f.StringVarP(&r.Namespace, "namespace", "n", "default", "namespace of pods and Services that are named without one")
+	f.StringVarP(&r.Namespace, "namespace", "n", "", "namespace of pods and Services that are named without one (default: that of the lab's kubeconfig)")
 	f.StringVarP(&format, "output", "o", "", "output format: text, json or svg")
 	f.StringVar(&compare, "compare", "", "two proxy modes, as in iptables,nftables: trace in each, and lay both side by side")
 	return cmd

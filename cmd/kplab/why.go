@@ -8,8 +8,20 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/kplab/kplab/cluster"
 	"github.com/kplab/kplab/trace"
 )
+
+// withStoppedAPI says that the API is stopped on purpose, where that is why it was not
+// reached.
+func withStoppedAPI(s cluster.Status, err error) error {
+	for _, f := range s.Faults {
+		if f.Kind == cluster.APIStopped {
+			return fmt.Errorf("%w; the API is stopped on purpose (kplab fault clear %s)", err, f.ID)
+		}
+	}
+	return err
+}
 
 func newWhyCommand(g *globals) *cobra.Command {
 	var r trace.WhyRequest
@@ -58,7 +70,7 @@ Exit code 0 means that nothing was found, 1 that something was.`,
 			if bad := (*trace.TargetError)(nil); errors.As(err, &bad) {
 				return usageError{err}
 			} else if err != nil {
-				return err
+				return withStoppedAPI(s, err)
 			}
 			if format == "json" {
 				err = printJSON(cmd.OutOrStdout(), d)
@@ -72,6 +84,6 @@ Exit code 0 means that nothing was found, 1 that something was.`,
 		},
 	}
 	outputFlag(cmd, &format)
-	cmd.Flags().StringVarP(&r.Namespace, "namespace", "n", "default", "namespace of Services and pods that are named without one")
+	cmd.Flags().StringVarP(&r.Namespace, "namespace", "n", "", "namespace of Services and pods that are named without one (default: that of the lab's kubeconfig)")
 	return cmd
 }
