@@ -367,7 +367,7 @@ func (s *Session) Check(ctx context.Context) (*Report, error) {
 func (s *Session) needStarted() error {
 	switch {
 	case s.progress == nil || !s.progress.Ready:
-		return fmt.Errorf("lab %s: %w: `kplab lab start %s` does", s.lab.Name, ErrNotStarted, s.arg())
+		return fmt.Errorf("lab %s is put away, or was never started (%w): `kplab lab start %s` goes on with it", s.lab.Name, ErrNotStarted, s.arg())
 	case s.progress.Digest != s.raw.Digest:
 		return fmt.Errorf("lab %s has changed since it was started: `kplab lab reset %s` begins it anew", s.lab.Name, s.arg())
 	}

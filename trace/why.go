@@ -134,6 +134,9 @@ func (l *Lab) Why(ctx context.Context, r WhyRequest) (*Diagnosis, error) {
 		name = strings.TrimPrefix(name, prefix)
 	}
 	name, port, _ := cutPort(name)
+	if kind, _, ok := strings.Cut(name, "/"); ok && slices.Contains([]string{"pod", "pods", "node", "nodes", "deployment", "deploy"}, kind) {
+		return nil, badTarget("%q is no Service: want svc/[NAMESPACE/]NAME[:PORT]", r.Service)
+	}
 	if name == "" || strings.Count(name, "/") > 1 {
 		return nil, badTarget("%q: want svc/[NAMESPACE/]NAME[:PORT]", r.Service)
 	}

@@ -30,8 +30,8 @@ Nodes whose rules changed alike are told once.`,
 			if err := checkOutput(format); err != nil {
 				return err
 			}
-			name, ok := strings.CutPrefix(strings.Replace(args[0], "service/", "svc/", 1), "svc/")
-			if !ok {
+			name := strings.TrimPrefix(strings.Replace(args[0], "service/", "svc/", 1), "svc/")
+			if name == "" || strings.Count(name, "/") > 1 {
 				return usageError{fmt.Errorf("%q: want svc/[NAMESPACE/]NAME", args[0])}
 			}
 			c, err := cluster.Connect(g.name)
