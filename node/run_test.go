@@ -38,6 +38,7 @@ type lab struct {
 	runtime *sandbox.Runtime
 	client  *fake.Clientset
 	nodes   map[string]*Node
+	full    atomic.Bool // the API registers no node
 }
 
 func newLab(t *testing.T) *lab {
@@ -52,6 +53,10 @@ func newLabOf(t *testing.T, choice string) *lab {
 	nettest.LeakCheck(t)
 	dir := t.TempDir()
 	l := &lab{t: t, client: fake.NewClientset(), nodes: map[string]*Node{}}
+	// Before anybody asks: the fake's list of reactors has no lock for the one who adds.
+	l.client.PrependReactor("create", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return l.full.Load(), nil, errors.New("the disk is full")
+	})
 	ctx, cancel := context.WithCancel(context.Background())
 	var ends []chan error
 	t.Cleanup(func() {
@@ -249,11 +254,7 @@ func TestNodeSaysWhatFails(t *testing.T) {
 		return errors.Join(err, n.Err())
 	}
 	nettest.Eventually(t, patience, "the node to be registered and well", registered)
-	var full atomic.Bool
-	full.Store(true)
-	l.client.PrependReactor("create", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return full.Load(), nil, errors.New("the disk is full")
-	})
+	l.full.Store(true)
 	if err := l.client.CoreV1().Nodes().Delete(context.Background(), "node1", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -263,7 +264,7 @@ func TestNodeSaysWhatFails(t *testing.T) {
 		}
 		return nil
 	})
-	full.Store(false)
+	l.full.Store(false)
 	nettest.Eventually(t, patience, "the node to be registered and well again", registered)
 }
 

@@ -22,7 +22,7 @@ all)
 	;;
 short)
 	mode='^(TestApplyEqualsText|TestDevice)$'
-	rows='^(C01|C02|C07|C10|C23|C24|D07|F01|K12|O06)$'
+	rows='^(C01|C07|C10|C23|D07|K12|O06)$'
 	more='^TestIPVSLeaving$'
 	;;
 *)
