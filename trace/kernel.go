@@ -89,7 +89,36 @@ func routeOf(ns *netns.NS, dst, src netip.Addr, iif int) route {
 		return nil
 	})
 	r.err = err
+	if iif != 0 && errors.Is(err, unix.EINVAL) {
+		r.err = whyInvalid(ns, dst, src, iif)
+	}
 	return r
+}
+
+// whyInvalid finds out why the kernel does not route a packet that came by a device:
+// since 6.13 it gives one error for all reasons.
+func whyInvalid(ns *netns.NS, dst, src netip.Addr, iif int) error {
+	if r := routeOf(ns, dst, netip.Addr{}, 0); r.err != nil {
+		return r.err
+	}
+	strict, dev := false, ""
+	_ = ns.Do(func() error { // what cannot be read is not strict
+		link, err := netlink.LinkByIndex(iif)
+		if err != nil {
+			return err
+		}
+		dev = link.Attrs().Name
+		for _, name := range []string{"all", dev} {
+			// The thread's own view: /proc/sys/net is that of its network namespace.
+			text, err := os.ReadFile("/proc/sys/net/ipv4/conf/" + name + "/rp_filter")
+			strict = strict || err == nil && strings.TrimSpace(string(text)) == "1"
+		}
+		return nil
+	})
+	if back := routeOf(ns, src, netip.Addr{}, 0); strict && back.dev != dev {
+		return unix.EXDEV
+	}
+	return unix.EINVAL
 }
 
 // reason puts the kernel's refusal to route into words.

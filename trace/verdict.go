@@ -203,7 +203,7 @@ func (j *journey) vanished(v *Verdict, e ending) {
 			v.Fix = "see `kplab link show` and `kplab node list`"
 		}
 	default:
-		j.stuck(v, e, dst)
+		j.stuck(v, e, v.Endpoint)
 	}
 }
 
