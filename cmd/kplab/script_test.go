@@ -41,8 +41,8 @@ var programs = sync.OnceValues(func() (string, error) {
 	return dir, nil
 })
 
-// aboutKubectl are the scripts whose words depend on which kubectl says them.
-var aboutKubectl = regexp.MustCompile(`^(kubectl-|tutorial|custom)`)
+// aboutKubectl are the scripts whose words depend most on which kubectl says them.
+var aboutKubectl = regexp.MustCompile(`^(kubectl-(apply|output|streams)|tutorial)`)
 
 // TestScripts runs the transcripts: what a person types, and what they then see.
 // Each runs with the embedded kubectl; those about kubectl itself run with the stock
