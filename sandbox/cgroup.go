@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -175,16 +176,20 @@ func (r *Runtime) limit(dir, name string, l Limits) ([]string, error) {
 	if err := writeRecord(filepath.Join(dir, cgroupsFile), groups); err != nil {
 		return nil, err
 	}
-	// Nobody may remove the directory above as empty while it is filled.
-	r.cgroups.Lock()
-	defer r.cgroups.Unlock()
 	for _, c := range used {
-		if err := c.enable(); err != nil {
-			return nil, fmt.Errorf("cgroup controller %s: %w: %w", c.name, ErrNoController, err)
-		}
 		group := filepath.Join(c.dir, name)
-		if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-			return nil, err
+		for try := 0; ; try++ {
+			if err := c.enable(); err != nil && (!errors.Is(err, os.ErrNotExist) || try == 3) {
+				return nil, fmt.Errorf("cgroup controller %s: %w: %w", c.name, ErrNoController, err)
+			}
+			err := os.Mkdir(group, 0o755)
+			if err == nil || errors.Is(err, os.ErrExist) {
+				break
+			}
+			// Somebody has removed the directory above with the last container in it.
+			if !errors.Is(err, os.ErrNotExist) || try == 3 {
+				return nil, err
+			}
 		}
 		if err := c.set(group, l); err != nil {
 			return nil, fmt.Errorf("limit %s: %w", c.name, err)
@@ -259,23 +264,36 @@ func removeCgroups(dir string) error {
 	}
 	var errs []error
 	for _, g := range groups {
-		deadline := time.Now().Add(killPatience)
-		for {
-			err := unix.Rmdir(g)
-			if errors.Is(err, unix.EBUSY) && time.Now().Before(deadline) {
-				<-time.After(time.Millisecond)
-				continue
-			}
-			if err != nil && !errors.Is(err, unix.ENOENT) {
-				errs = append(errs, fmt.Errorf("remove cgroup %s: %w", g, err))
-			}
-			break
-		}
-		if err := unix.Rmdir(filepath.Dir(g)); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENOTEMPTY) {
-			errs = append(errs, fmt.Errorf("remove the lab's cgroup: %w", err))
-		}
+		errs = append(errs, removeCgroup(g), removeCgroup(filepath.Dir(g)))
 	}
 	return errors.Join(errs...)
+}
+
+// removeCgroup removes a cgroup without children; one that has some is left to those who
+// own them. What is gone already is success.
+func removeCgroup(group string) error {
+	deadline := time.Now().Add(killPatience)
+	for {
+		err := unix.Rmdir(group)
+		switch {
+		case err == nil || errors.Is(err, unix.ENOENT):
+			return nil
+		case !errors.Is(err, unix.EBUSY):
+			return fmt.Errorf("remove cgroup %s: %w", group, err)
+		}
+		// Busy with children is for good, busy with the last of a child passes.
+		entries, err := os.ReadDir(group)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove cgroup %s: %w", group, err)
+		}
+		if slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.IsDir() }) {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("remove cgroup %s: it is busy for longer than %v", group, killPatience)
+		}
+		<-time.After(time.Millisecond)
+	}
 }
 
 // removeAllCgroups removes the cgroups of every process of a sandbox.

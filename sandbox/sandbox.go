@@ -81,8 +81,6 @@ type Runtime struct {
 	pool  *pool
 	roles *roles
 	tools sync.Mutex // guards making the busybox directory
-
-	cgroups sync.Mutex // guards the lab's directory of cgroups
 }
 
 // Open takes over what is in cfg.Dir, or starts there with nothing. Pods and
